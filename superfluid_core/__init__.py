@@ -1,0 +1,1 @@
+"""What heads and nodes share: nouns, protocol, scheduler, placement, engines."""

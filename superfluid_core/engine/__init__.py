@@ -1,0 +1,1 @@
+"""Engines run plans; they hold no policy (engine.md)."""

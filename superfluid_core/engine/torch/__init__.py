@@ -1,0 +1,1 @@
+"""The torch engine: one code path for cpu and cuda."""

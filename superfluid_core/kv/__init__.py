@@ -1,0 +1,1 @@
+"""KV accounts: block ids in ints, no tensors."""

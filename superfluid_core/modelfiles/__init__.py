@@ -1,0 +1,1 @@
+"""Reading a model without torch: files, configuration, tokenizer, chat template."""

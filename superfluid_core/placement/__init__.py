@@ -1,0 +1,1 @@
+"""Placement: one pure choice over what nodes reported and what this head reserved since."""

@@ -1,0 +1,1 @@
+"""The tick scheduler: pure, no clock, no thread, no I/O (scheduler.md)."""

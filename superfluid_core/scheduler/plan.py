@@ -1,0 +1,248 @@
+"""The scheduler's vocabulary: what comes in, what goes out, and the plan that an engine runs.
+
+Nothing here decides. Inputs and effects are immediate; a `TickPlan` is run by an engine which answers with one
+`StepDone` per forward pass and one `TickDone`. The engine never touches a block that the plan does not name.
+
+    context   = prompt + every output id so far (delivered by another node, or emitted here)
+    computed  = number of leading context positions whose KV is in the lane's blocks
+
+A lane that prefills has `computed` < len(context) - 1; a lane that decodes has `computed` == len(context) - 1: its last
+sampled id is the one input that is still to be fed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from superfluid_core.errors import ErrorCode
+from superfluid_core.session import (
+    FinishReason,
+    QosClass,
+    SessionKey,
+    SessionSpec,
+    TokenLogprobs,
+)
+
+# --- inputs ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A new session asks for a lane. Answered by Accepted or Reject, at once."""
+
+    spec: SessionSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a session now; its Finish carries `reason`. Unknown keys are ignored."""
+
+    key: SessionKey
+    reason: FinishReason = FinishReason.CANCELLED
+
+
+@dataclass(frozen=True, slots=True)
+class SetQos:
+    """Change the class of a session (S8)."""
+
+    key: SessionKey
+    qos: QosClass
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFault:
+    """One lane cannot go on (bad grammar, NaN logits, ...); only that lane ends."""
+
+    lane: int
+    code: ErrorCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One forward pass is done. Parallel columns: `ids[i]` was sampled in `lanes[i]`.
+
+    `prefilled` holds (lane, prompt tokens computed in this step). `logprobs` is parallel to `lanes` or None when no
+    lane asked. `tokens` is the number of rows of the step; `elapsed_ns` its duration.
+    """
+
+    tick: int
+    step: int
+    lanes: Sequence[int]
+    ids: Sequence[int]
+    prefilled: Sequence[tuple[int, int]]
+    tokens: int
+    elapsed_ns: int
+    logprobs: Sequence[TokenLogprobs | None] | None = None
+    faults: Sequence[LaneFault] = ()
+
+
+class TickOutcome(StrEnum):
+    """How a tick ended: as planned, cut short by `Interrupt`, or refused before its first step."""
+
+    COMPLETE = "complete"
+    INTERRUPTED = "interrupted"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class TickDone:
+    """The plan is no longer in flight. What was not reported by a StepDone did not happen."""
+
+    tick: int
+    outcome: TickOutcome
+    steps: int
+    elapsed_ns: int
+
+
+class PressureLevel(StrEnum):
+    """The operating system's word on memory (Linux PSI)."""
+
+    NONE = "none"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """Memory pressure of the host changed."""
+
+    level: PressureLevel
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Refuse new sessions from now on; those that are here run on."""
+
+
+Input = Submit | Cancel | SetQos | StepDone | TickDone | Pressure | Drain
+
+# --- effects --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The session is queued; `position` sessions of its class or better stand before it."""
+
+    key: SessionKey
+    position: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Context tokens computed so far, of `total`; `cached` of them came from the prefix cache."""
+
+    key: SessionKey
+    done: int
+    total: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """One output id. `index` counts from the session's first output, delivered ones included."""
+
+    key: SessionKey
+    index: int
+    token: int
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The one terminal event of an accepted session. `stop_id` is the id that ended it, if one did."""
+
+    key: SessionKey
+    reason: FinishReason
+    stop_id: int | None = None
+    code: ErrorCode | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The one answer to a session that was not accepted."""
+
+    key: SessionKey
+    code: ErrorCode
+    text: str
+    retryable: bool
+    retry_after_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """Ask the engine to stop the tick in flight at its next step."""
+
+    tick: int
+
+
+Effect = Accepted | Progress | Emit | Finish | Reject | Interrupt
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStart:
+    """A session takes a lane: the engine builds its sampling row from this, once.
+
+    `outputs` are all output ids so far (delivered and emitted): penalties, grammar and counters resume from them.
+    """
+
+    lane: int
+    spec: SessionSpec
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlan:
+    """What one lane does in this tick.
+
+    `inputs` are the ids to feed at positions `computed .. computed+len(inputs)-1`. `grant` is how many ids to sample
+    after them: 0 when the context is not complete with this tick's inputs. `decoding` lanes have exactly one input
+    and come first in every step. `output_index` is the index of the first id to be sampled. `blocks` maps positions
+    to KV blocks (position p lives in blocks[p // block_tokens]) and covers every position that the tick writes.
+    """
+
+    lane: int
+    decoding: bool
+    computed: int
+    inputs: tuple[int, ...]
+    grant: int
+    output_index: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy one whole KV block inside the pool (copy-on-write)."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class Park:
+    """Move KV between the pool and the host store under `ticket`: out copies then frees, in restores."""
+
+    ticket: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TickPlan:
+    """One engine call. Order: park_out, park_in, copies, then `frees`, `starts`, then the steps."""
+
+    tick: int
+    lanes: tuple[LanePlan, ...]
+    step_tokens: int
+    starts: tuple[LaneStart, ...] = ()
+    frees: tuple[int, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    park_out: tuple[Park, ...] = ()
+    park_in: tuple[Park, ...] = ()
+    park_drop: tuple[int, ...] = ()
+    batch_invariant: bool = False

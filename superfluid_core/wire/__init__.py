@@ -1,0 +1,1 @@
+"""The sans-IO link protocol: bytes in, events out (fleet.md 3 and 4)."""

@@ -1,0 +1,1 @@
+"""The stateless head: HTTP in, sessions placed on nodes, text out."""

@@ -1,0 +1,1 @@
+"""The head side of the fleet: nodes, journals, moves."""
