@@ -1,0 +1,1 @@
+"""Attention over the paged pool: one protocol, several backends chosen by name."""

@@ -1,0 +1,119 @@
+"""The paged KV pool: one slab of memory that block numbers index.
+
+Owns the tensors and every move inside and out of them; which block belongs to whom is the scheduler's account (ints), and
+this file never decides it.
+
+    slab    [layers, 2, blocks, block_tokens, kv_heads, head_dim]      2: keys, values
+    slot    block * block_tokens + offset: where one token's row lies
+    clear   a block that a step opens but does not fill is zeroed first: padded attention multiplies what lies there
+            by zero, and zero times a stale NaN would be NaN
+    parked  ticket -> a host copy of some blocks (pinned when the pool is on CUDA)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ALIGN_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """Sizes of a pool, in elements."""
+
+    layers: int
+    blocks: int
+    block_tokens: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def block_bytes(self) -> int:
+        rows = self.layers * 2 * self.block_tokens
+        return rows * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+def _host_slab(sizes: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeroed host memory that the operating system hands over page by page as it is first touched."""
+    wanted = int(np.prod(sizes)) * dtype.itemsize
+    raw = np.zeros(wanted + ALIGN_BYTES, dtype=np.uint8)
+    skip = -raw.ctypes.data % ALIGN_BYTES
+    return torch.from_numpy(raw)[skip : skip + wanted].view(dtype).view(sizes)
+
+
+class KvPool:
+    """Keys and values of all layers; blocks are named by number."""
+
+    def __init__(self, shape: KvShape, device: torch.device) -> None:
+        self.shape = shape
+        self.device = device
+        sizes = (
+            *(shape.layers, 2, shape.blocks, shape.block_tokens),
+            *(shape.kv_heads, shape.head_dim),
+        )
+        if device.type == "cpu":
+            self._slab = _host_slab(sizes, shape.dtype)
+        else:
+            self._slab = torch.zeros(sizes, dtype=shape.dtype, device=device)
+        self.keys = [self._slab[layer, 0] for layer in range(shape.layers)]
+        self.values = [self._slab[layer, 1] for layer in range(shape.layers)]
+        self._key_rows = [keys.flatten(0, 1) for keys in self.keys]
+        self._value_rows = [values.flatten(0, 1) for values in self.values]
+        self._parked: dict[int, Tensor] = {}
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store one row per token at its slot; rows are [tokens, kv_heads, head_dim]."""
+        self._key_rows[layer].index_copy_(0, slots, keys)
+        self._value_rows[layer].index_copy_(0, slots, values)
+
+    def gather(self, layer: int, blocks: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Keys and values of a list of blocks, [tokens, kv_heads, head_dim]; a slice costs no copy."""
+        keys, values = self.keys[layer], self.values[layer]
+        if isinstance(blocks, slice):
+            return keys[blocks].flatten(0, 1), values[blocks].flatten(0, 1)
+        return (
+            keys.index_select(0, blocks).flatten(0, 1),
+            values.index_select(0, blocks).flatten(0, 1),
+        )
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zero whole blocks in all layers."""
+        if blocks:
+            self._slab.index_fill_(2, self._index(blocks), 0)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks inside the pool; all sources are read before a target is written."""
+        if sources:
+            taken = self._slab.index_select(2, self._index(sources))
+            self._slab.index_copy_(2, self._index(targets), taken)
+
+    def park_out(self, ticket: int, blocks: Sequence[int]) -> None:
+        """Keep a host copy of `blocks`, in order, under `ticket`."""
+        taken = self._slab.index_select(2, self._index(blocks))
+        if self.device.type == "cuda":
+            host = torch.empty(taken.shape, dtype=taken.dtype, pin_memory=True)
+            host.copy_(taken)
+            taken = host
+        self._parked[ticket] = taken
+
+    def park_in(self, ticket: int, blocks: Sequence[int]) -> None:
+        """Put the first len(blocks) blocks kept under `ticket` into `blocks`; the ticket is used up."""
+        kept = self._parked.pop(ticket)[:, :, : len(blocks)]
+        self._slab.index_copy_(2, self._index(blocks), kept.to(self.device))
+
+    def park_drop(self, ticket: int) -> None:
+        """Forget a host copy; a ticket that is already used up is no error."""
+        self._parked.pop(ticket, None)
+
+    def parked(self) -> dict[int, int]:
+        """How many blocks are kept under each ticket."""
+        return {ticket: int(kept.shape[2]) for ticket, kept in self._parked.items()}
+
+    def _index(self, blocks: Sequence[int]) -> Tensor:
+        return torch.tensor(blocks, dtype=torch.int64, device=self.device)

@@ -1,0 +1,54 @@
+"""The one decoder that configuration drives: Llama, Qwen2 and Qwen3 families.
+
+Owns the order of the layers; the families differ only in values of ModelConfig (biases, query and key norms, tied head,
+rotary scaling), all settled when the weights were fused. The head is applied to the rows that are sampled and to no others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F  # noqa: N812 - the name that everyone knows it by
+from torch import Tensor
+
+from superfluid_core.engine.torch.attention.base import AttentionBackend
+from superfluid_core.engine.torch.batch import Batch
+from superfluid_core.engine.torch.layers import LayerWeights, layer_forward, rms_norm, take_rows
+from superfluid_core.engine.torch.linear import Linear
+from superfluid_core.engine.torch.rope import RopeTable
+from superfluid_core.modelfiles.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """Everything that a checkpoint holds, fused and placed."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor
+    head: Linear
+    rope: RopeTable
+
+
+class Decoder:
+    """Token ids in, logits of the sampled rows out."""
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+        self.config = config
+        self.weights = weights
+
+    def forward(self, batch: Batch, attention: AttentionBackend) -> Tensor:
+        """One step; float32 logits [sampled rows, vocabulary]. Mutates the KV slots that the batch names."""
+        weights = self.weights
+        attention.plan(batch)
+        x = F.embedding(batch.ids, weights.embedding)
+        turn = (
+            weights.rope.cos[batch.positions].unsqueeze(1),
+            weights.rope.sin[batch.positions].unsqueeze(1),
+        )
+        for number, layer in enumerate(weights.layers):
+            x = layer_forward(x, layer, self.config, turn, (attention, number))
+        if batch.sampled.shape[0] == 0:
+            return x.new_empty((0, self.config.vocabulary)).float()
+        rows = rms_norm(take_rows(x, batch.sampled), weights.final_norm, self.config.norm_eps)
+        return weights.head(rows).float()

@@ -1,0 +1,262 @@
+"""From logits to ids: every sampling lane of a step in one batched call, one transfer to the host.
+
+Owns the lanes' sampling rows and the order of application: allowed ids and grammar mask, logit bias, bad words and stop ids below the
+minimum, penalties, temperature, top-k, min-p, top-p, draw. Temperature below 1e-5 is greedy: the best id after penalties,
+ties to the lowest. Log-probabilities are of the model's distribution: before any of this.
+
+Which lanes sit together changes rarely, so what is derived from their rows (`_Composition`) is kept until it changes. Noise is drawn
+ahead per lane, from (seed, choice, output index) alone: see philox.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from superfluid_core.engine.torch.draw import TOP_K_OFF, DrawColumns, best_first, draw
+from superfluid_core.engine.torch.penalties import PenaltyColumns, PenaltyTables
+from superfluid_core.engine.torch.philox import uniforms
+from superfluid_core.engine.torch.rows import SamplingRow, make_row
+from superfluid_core.scheduler.plan import LaneStart
+from superfluid_core.session import TokenLogprobs
+
+NOT_FINITE = -1
+NOTHING_ALLOWED = -2
+DRAWS_AHEAD = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Parallel to the lanes of the call; an id below 0 is NOT_FINITE or NOTHING_ALLOWED."""
+
+    ids: list[int]
+    logprobs: list[TokenLogprobs | None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Composition:
+    """What a step over these lanes needs; row numbers index the step's logits."""
+
+    rows: list[SamplingRow]
+    drawing: list[int]
+    drawing_index: Tensor | None
+    columns: DrawColumns | None
+    static: tuple[Tensor, Tensor] | None
+    penalties: PenaltyColumns | None
+    banning: list[int]
+    logprobs: list[int]
+    logprobs_best: int
+
+
+class Sampler:
+    """Rows of the lanes, and the batched draw."""
+
+    def __init__(self, lanes: int, vocabulary: int, device: torch.device) -> None:
+        self._vocabulary = vocabulary
+        self._device = device
+        self._rows: dict[int, SamplingRow] = {}
+        self._tables = PenaltyTables(lanes, vocabulary, device)
+        self._draws = torch.zeros((lanes, DRAWS_AHEAD), dtype=torch.float64, device=device)
+        self._draws_first: dict[int, int] = {}
+        self._cached: tuple[tuple[int, ...], _Composition] | None = None
+
+    def start(self, start: LaneStart) -> None:
+        """Take a session into its lane, with everything that its outputs so far imply."""
+        row = make_row(start, self._vocabulary, self._device)
+        if row.is_penalized:
+            self._tables.start(start.lane, start.spec.prompt, start.outputs)
+        self._rows[start.lane] = row
+        self._draws_first.pop(start.lane, None)
+        self._cached = None
+
+    def free(self, lane: int) -> None:
+        """Forget a lane."""
+        self._rows.pop(lane, None)
+        self._draws_first.pop(lane, None)
+        self._cached = None
+
+    def lanes(self) -> list[int]:
+        """Lanes that hold a session."""
+        return list(self._rows)
+
+    def row(self, lane: int) -> SamplingRow | None:
+        """Find the row of a lane that holds a session."""
+        return self._rows.get(lane)
+
+    def sample(
+        self,
+        logits: Tensor,
+        lanes: Sequence[int],
+        indexes: Sequence[int],
+        allowed: Tensor | None = None,
+    ) -> Sampled:
+        """Draw output `indexes[i]` of `lanes[i]` from row i of float32 `logits`, which is overwritten.
+
+        `allowed` (bool, the shape of logits) is what a grammar leaves.
+        """
+        plan = self._compose(lanes)
+        model = logits[plan.logprobs].log_softmax(-1) if plan.logprobs else None
+        if allowed is not None:
+            logits.masked_fill_(~allowed, -torch.inf)
+        self._mask(logits, plan, indexes)
+        if plan.penalties is not None:
+            self._tables.apply(logits, plan.penalties)
+        best, ids = logits.max(dim=-1)
+        if plan.columns is not None:
+            ids = self._draw(logits, ids, plan, lanes, indexes)
+        if plan.penalties is not None:
+            self._tables.add(plan.penalties.lanes, ids[plan.penalties.rows])
+        logprobs = None if model is None else self._logprobs(model, ids, plan)
+        ids = ids.where(best.isfinite(), NOT_FINITE).where(best != -torch.inf, NOTHING_ALLOWED)
+        found: list[int] = ids.tolist()
+        for number in plan.banning:
+            if plan.rows[number].bad_words and found[number] >= 0:
+                plan.rows[number].remember(found[number])
+        return Sampled(found, logprobs)
+
+    # --- the parts of a step
+
+    def _mask(self, logits: Tensor, plan: _Composition, indexes: Sequence[int]) -> None:
+        if plan.static is not None:
+            rows, values = plan.static
+            logits.index_add_(0, rows, values)
+        if not plan.banning:
+            return
+        rows_banned: list[int] = []
+        ids_banned: list[int] = []
+        for number in plan.banning:
+            banned = plan.rows[number].banned_now(indexes[number])
+            rows_banned += [number] * len(banned)
+            ids_banned += banned
+        if ids_banned:
+            where = torch.tensor([rows_banned, ids_banned], device=self._device)
+            logits[where[0], where[1]] = -torch.inf
+
+    def _draw(
+        self,
+        logits: Tensor,
+        best_ids: Tensor,
+        plan: _Composition,
+        lanes: Sequence[int],
+        indexes: Sequence[int],
+    ) -> Tensor:
+        """Replace the best id by a drawn one in the rows that draw."""
+        assert plan.columns is not None
+        uniform = self._noise(
+            [lanes[number] for number in plan.drawing],
+            [indexes[number] for number in plan.drawing],
+            [plan.rows[number] for number in plan.drawing],
+        )
+        if plan.drawing_index is None:
+            return draw(logits, plan.columns, uniform)
+        drawn = draw(logits[plan.drawing_index], plan.columns, uniform)
+        return best_ids.index_copy(0, plan.drawing_index, drawn)
+
+    def _noise(self, lanes: list[int], indexes: list[int], rows: list[SamplingRow]) -> Tensor:
+        """One number in [0, 1) per drawing lane; lanes that used up theirs get the next DRAWS_AHEAD."""
+        first = self._draws_first
+        stale = [
+            at
+            for at, (lane, index) in enumerate(zip(lanes, indexes, strict=True))
+            if not 0 <= index - first.get(lane, -DRAWS_AHEAD) < DRAWS_AHEAD
+        ]
+        if stale:
+            drawn = uniforms(
+                [rows[at].params.seed for at in stale],
+                [rows[at].choice for at in stale],
+                [indexes[at] for at in stale],
+                DRAWS_AHEAD,
+            )
+            for at in stale:
+                first[lanes[at]] = indexes[at]
+            refilled = torch.tensor([lanes[at] for at in stale], device=self._device)
+            self._draws.index_copy_(0, refilled, drawn.to(self._device))
+        offsets = [index - first[lane] for lane, index in zip(lanes, indexes, strict=True)]
+        where = torch.tensor([lanes, offsets], device=self._device)
+        return self._draws[where[0], where[1]]
+
+    def _logprobs(
+        self, model: Tensor, ids: Tensor, plan: _Composition
+    ) -> list[TokenLogprobs | None]:
+        chosen = model.gather(1, ids[plan.logprobs].unsqueeze(1)).squeeze(1).tolist()
+        tops: list[tuple[tuple[int, float], ...]] = [()] * len(plan.logprobs)
+        if plan.logprobs_best:
+            values, best = best_first(model, max(64, plan.logprobs_best))
+            values, best = values[:, : plan.logprobs_best], best[:, : plan.logprobs_best]
+            tops = [
+                tuple(zip(row_ids, row_values, strict=True))
+                for row_ids, row_values in zip(best.tolist(), values.tolist(), strict=True)
+            ]
+        found: list[TokenLogprobs | None] = [None] * len(plan.rows)
+        for number, value, top in zip(plan.logprobs, chosen, tops, strict=True):
+            wanted = plan.rows[number].params.logprobs or 0
+            found[number] = TokenLogprobs(value, top[:wanted])
+        return found
+
+    # --- what follows from the lanes that sit together
+
+    def _compose(self, lanes: Sequence[int]) -> _Composition:
+        key = tuple(lanes)
+        if self._cached is not None and self._cached[0] == key:
+            return self._cached[1]
+        rows = [self._rows[lane] for lane in lanes]
+        drawing = [n for n, row in enumerate(rows) if not row.params.is_greedy]
+        statics = [(n, row.static) for n, row in enumerate(rows) if row.static is not None]
+        made = _Composition(
+            rows=rows,
+            drawing=drawing,
+            drawing_index=None if len(drawing) == len(rows) else self._index(drawing),
+            columns=self._columns([rows[n] for n in drawing]) if drawing else None,
+            static=(
+                self._index([n for n, _ in statics]),
+                torch.stack([static for _, static in statics]),
+            )
+            if statics
+            else None,
+            penalties=self._penalties(key, rows),
+            banning=[n for n, row in enumerate(rows) if row.bad_words or row.min_output > 0],
+            logprobs=[n for n, row in enumerate(rows) if row.params.logprobs is not None],
+            logprobs_best=max((row.params.logprobs or 0 for row in rows), default=0),
+        )
+        self._cached = (key, made)
+        return made
+
+    def _columns(self, rows: list[SamplingRow]) -> DrawColumns:
+        params = [row.params for row in rows]
+        top_k = [p.top_k if 0 < p.top_k < self._vocabulary else TOP_K_OFF for p in params]
+        plain = [n for n, row in enumerate(rows) if not row.is_filtered]
+        filtered = [n for n, row in enumerate(rows) if row.is_filtered]
+        return DrawColumns(
+            temperature=self._reals([p.temperature for p in params]),
+            top_k=self._index(top_k),
+            min_p=self._shares([p.min_p for p in params]),
+            top_p=self._shares([p.top_p for p in params]),
+            plain=self._index(plain) if plain else None,
+            filtered=self._index(filtered) if filtered else None,
+            unbounded=any(top_k[n] == TOP_K_OFF and params[n].min_p <= 0 for n in filtered),
+        )
+
+    def _penalties(self, lanes: tuple[int, ...], rows: list[SamplingRow]) -> PenaltyColumns | None:
+        which = [n for n, row in enumerate(rows) if row.is_penalized]
+        if not which:
+            return None
+        params = [rows[n].params for n in which]
+        return PenaltyColumns(
+            rows=self._index(which),
+            lanes=self._index([lanes[n] for n in which]),
+            repetition=self._reals([p.repetition_penalty for p in params]).unsqueeze(1),
+            frequency=self._reals([p.frequency_penalty for p in params]).unsqueeze(1),
+            presence=self._reals([p.presence_penalty for p in params]).unsqueeze(1),
+        )
+
+    def _index(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+    def _reals(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self._device)
+
+    def _shares(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=self._device)

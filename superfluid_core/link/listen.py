@@ -1,0 +1,277 @@
+"""Listening for heads: accept, limit, shake hands, hand the link to its handler.
+
+An own accept loop, because `start_server(ssl=...)` hides refusals and `start_tls` leaves back-pressure on the wrong
+transport. One deadline covers a connection from accept to WELCOME; who may begin at all is `prelimits.py`'s decision. Every
+refusal is logged with its cause, one line a second per address. `serve` owns every task; the handler's end closes its link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from superfluid_core.clock import Clock
+from superfluid_core.errors import ErrorCode, SuperfluidError
+from superfluid_core.limits import LinkLimits, WireLimits
+from superfluid_core.link.addresses import format_address, is_loopback, judge_bind, parse_address
+from superfluid_core.link.causes import why_refused
+from superfluid_core.link.link import Link, LinkClosedError
+from superfluid_core.link.prelimits import LogGate, Prelimits
+from superfluid_core.link.setup import LinkSetup
+from superfluid_core.link.tls import Credentials, PeerError, peer_identity, server_context
+from superfluid_core.logs import log
+from superfluid_core.wire.messages import Hello, Refuse, Status, Welcome
+from superfluid_core.wire.schema import Role
+
+__all__ = ["Listener", "judge_bind", "parse_address"]
+
+logger = logging.getLogger("superfluid.link")
+
+BACKLOG = 128
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.05, 1.0
+
+
+@dataclass(slots=True)
+class Listener:
+    """Accepts heads. `welcome` answers a HELLO; `handler` owns an established link until it returns.
+
+    `start` any number of addresses, then run `serve` as a task; `close` ends it and every link. Without keys, on an
+    address that others can reach, it warns every minute.
+    """
+
+    handler: Callable[[Link], Awaitable[None]]
+    welcome: Callable[[Hello], Welcome | Refuse]
+    keys: Credentials | None
+    identity: str
+    limits: LinkLimits
+    clock: Clock
+    status_source: Callable[[], Status | None] | None = None
+    _context: ssl.SSLContext | None = field(init=False, default=None)
+    _prelimits: Prelimits = field(init=False)
+    _gate: LogGate = field(init=False, default_factory=LogGate)
+    _sockets: list[socket.socket] = field(init=False, default_factory=list)
+    _accepting: list[asyncio.Task[None]] = field(init=False, default_factory=list)
+    _pending: dict[int, asyncio.Task[None]] = field(init=False, default_factory=dict)
+    _unowned: dict[int, socket.socket] = field(init=False, default_factory=dict)
+    _links: dict[int, Link] = field(init=False, default_factory=dict)
+    _closing: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _reason: str = field(init=False, default="the node stops")
+    _evicted: set[int] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._prelimits = Prelimits(self.limits)
+        if self.keys is not None:
+            self._context = server_context(self.keys, self.identity)
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """The established links."""
+        return tuple(self._links.values())
+
+    async def start(self, host: str, port: int) -> list[tuple[str, int]]:
+        """Bind every address of the name; returns what was bound (port 0 picks one for all). Raises OSError."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        addresses = list(dict.fromkeys((family, str(where[0])) for family, _, _, _, where in found))
+        bound: list[socket.socket] = []
+        try:
+            for family, address in addresses:
+                bound.append(_bind(family, address, port))
+                port = port or bound[0].getsockname()[1]
+        except OSError:
+            for listening in bound:
+                listening.close()
+            raise
+        self._sockets += bound
+        return [(str(where[0]), int(where[1])) for where in (item.getsockname() for item in bound)]
+
+    async def serve(self) -> None:
+        """Accept until `close`. Owns every task; when it returns, all links are closed."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for listening in self._sockets:
+                    self._accepting.append(group.create_task(self._accept(listening, group)))
+                if self.keys is None and any(_is_exposed(item) for item in self._sockets):
+                    self._accepting.append(group.create_task(self._warn()))
+                await self._closing.wait()
+                for task in (*self._accepting, *self._pending.values()):
+                    task.cancel()
+                self._close_sockets()
+                closing = [link.close(self._reason) for link in self.links]
+                await asyncio.gather(*closing)
+        finally:
+            self._close_sockets()
+            for link in self.links:
+                link.abort(self._reason)
+
+    async def close(self, reason: str = "the node stops") -> None:
+        """Stop accepting, close every link with the reason; `serve` returns when the handlers have."""
+        self._reason = reason
+        self._closing.set()
+        if not self._accepting:
+            self._close_sockets()
+
+    # --- accepting ------------------------------------------------------------------------------------
+
+    async def _accept(self, listening: socket.socket, group: asyncio.TaskGroup) -> None:
+        loop = asyncio.get_running_loop()
+        backoff_s = _BACKOFF_S_MIN
+        while True:
+            try:
+                connected, where = await loop.sock_accept(listening)
+            except OSError as error:
+                # out of descriptors: the connection waits in the backlog, so asking again at once would spin
+                if error.errno in _EXHAUSTED:
+                    self._refused("", f"cannot accept: {error.strerror}")
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
+                continue
+            backoff_s = _BACKOFF_S_MIN
+            self._admit(connected, str(where[0]), int(where[1]), group)
+
+    def _admit(
+        self, connected: socket.socket, host: str, port: int, group: asyncio.TaskGroup
+    ) -> None:
+        admission = self._prelimits.admit(host, self.clock.now_ns())
+        if admission.number is None:
+            connected.close()
+            self._refused(format_address(host, port), admission.cause, host)
+            return
+        if admission.evicted is not None:
+            self._evicted.add(admission.evicted)
+            self._pending[admission.evicted].cancel()
+        number = admission.number
+        self._unowned[number] = connected
+        remote = format_address(host, port)
+        self._pending[number] = group.create_task(self._serve_one(number, remote, host))
+
+    async def _serve_one(self, number: int, remote: str, host: str) -> None:
+        connected = self._unowned.pop(number)
+        link = Link(Role.NODE, LinkSetup(self.limits, self.clock, WireLimits(), self.status_source))
+        link.remote = remote
+        try:
+            is_welcome = await self._shake_hands(link, connected)
+        except asyncio.CancelledError:
+            link.abort("the handshake was given up")
+            if number not in self._evicted:
+                raise
+            self._refused(remote, "made way for a newer handshake", host)
+            return
+        except (OSError, SuperfluidError) as error:
+            link.abort("the handshake failed")
+            self._refused(remote, why_refused(error, has_key=self.keys is not None), host)
+            return
+        finally:
+            self._pending.pop(number, None)
+            self._evicted.discard(number)
+            self._prelimits.release(number)
+        if is_welcome:
+            await self._handle(number, link)
+
+    async def _shake_hands(self, link: Link, connected: socket.socket) -> bool:
+        """From accept to WELCOME. Raises OSError (TLS's errors too) or SuperfluidError."""
+        loop = asyncio.get_running_loop()
+        seconds = self.limits.handshake_ms / 1000
+        async with asyncio.timeout(seconds):
+            if self._context is None:
+                await loop.connect_accepted_socket(lambda: link.protocol, connected)
+            else:
+                await loop.connect_accepted_socket(
+                    lambda: link.protocol,
+                    connected,
+                    ssl=self._context,
+                    ssl_handshake_timeout=2 * seconds,  # ours strikes first
+                    ssl_shutdown_timeout=1.0,
+                )
+                assert link.transport is not None
+                ssl_object = link.transport.get_extra_info("ssl_object")
+                link.identity = peer_identity(ssl_object, Role.HEAD)
+            hello = await link.receive()
+            assert isinstance(hello, Hello), "the connection lets nothing else through"
+            answer = self._answer(hello, link)
+            link.send(answer)
+        if isinstance(answer, Refuse):
+            await link.close(answer.text)
+            raise PeerError(f"answered HELLO with REFUSE: {answer.text} ({answer.code})")
+        link.establish(hello)
+        return True
+
+    def _answer(self, hello: Hello, link: Link) -> Welcome | Refuse:
+        if link.identity is not None and hello.head != link.identity:
+            return Refuse(ErrorCode.UNAUTHORIZED, "the head's name is not its certificate's")
+        if len(self._links) >= self.limits.heads_max:
+            return Refuse(ErrorCode.OVERLOADED, "too many heads", retry_after_ms=10_000)
+        return self.welcome(hello)
+
+    async def _handle(self, number: int, link: Link) -> None:
+        self._links[number] = link
+        reason = "the handler has ended"
+        try:
+            await self.handler(link)
+        except LinkClosedError:
+            pass
+        except asyncio.CancelledError:
+            reason = self._reason
+            raise
+        except Exception as error:  # noqa: BLE001 # the task's outermost edge: one link must not take the others along
+            reason = "internal error"
+            log(
+                logger,
+                logging.ERROR,
+                "a link's handler failed",
+                peer=link.remote,
+                cause=repr(error),
+            )
+        finally:
+            try:
+                await link.close(reason)
+            finally:
+                link.abort(reason)
+                del self._links[number]
+
+    # --- small things ---------------------------------------------------------------------------------
+
+    async def _warn(self) -> None:
+        while True:
+            log(
+                logger, logging.WARNING, "no fleet key: everybody who can connect may use this node"
+            )
+            await asyncio.sleep(self.limits.insecure_warning_s)
+
+    def _refused(self, remote: str, cause: str, host: str = "") -> None:
+        skipped = self._gate.admit(host, self.clock.now_ns())
+        if skipped is not None:
+            log(logger, logging.WARNING, "refused a link", peer=remote, cause=cause, more=skipped)
+
+    def _close_sockets(self) -> None:
+        for item in (*self._sockets, *self._unowned.values()):
+            item.close()
+        self._sockets.clear()
+        self._unowned.clear()
+
+
+def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address != "::"))
+        listening.setblocking(False)
+        listening.bind((address, port))
+        listening.listen(BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _is_exposed(listening: socket.socket) -> bool:
+    return not is_loopback(str(listening.getsockname()[0]))

@@ -1,0 +1,137 @@
+"""Reservations: what this head has placed on a node, from the instant of the choice to the end of the placement.
+
+Choosing and reserving are one synchronous step (`place`), so a burst that is placed on one old report spreads as if every
+choice were reported at once. A reservation is covered by a report once the node has acknowledged the session and then
+reported: the link keeps order, so no clock is compared. It is released once, however often it is asked to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import TracebackType
+from typing import NamedTuple
+
+from superfluid_core.placement.policies import Choice, Policy, Refusal, choose
+from superfluid_core.placement.view import (
+    FleetView,
+    Load,
+    NodeView,
+    PlacementLimits,
+    PlacementRequest,
+)
+from superfluid_core.session import QosClass
+
+
+class Reservation:
+    """One session's hold on one node. Leaving its context, or `release`, gives everything back."""
+
+    __slots__ = (
+        "_is_acknowledged",
+        "_is_released",
+        "_is_reported",
+        "_reprefills",
+        "_tokens",
+        "node",
+        "qos",
+    )
+
+    def __init__(self, node: NodeView, request: PlacementRequest) -> None:
+        self.node = node
+        self.qos = request.qos
+        self._tokens = max(0, request.context - request.cached.get(node.name, 0))
+        self._reprefills = 1 if request.is_move else 0
+        self._is_acknowledged = False
+        self._is_reported = False
+        self._is_released = False
+        held = node.held
+        held.sessions += 1
+        held.by_class[self.qos] += 1
+        held.reprefills += self._reprefills
+        held.unreported_sessions += 1
+        held.unreported_tokens += self._tokens
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    @property
+    def is_released(self) -> bool:
+        return self._is_released
+
+    def acknowledge(self) -> None:
+        """Note that the node has the session: its next report counts it."""
+        self._is_acknowledged = True
+
+    def started(self) -> None:
+        """Note the first token: the session no longer prefills."""
+        if not self._is_released:
+            self.node.held.reprefills -= self._reprefills
+            self._reprefills = 0
+
+    def set_qos(self, qos: QosClass) -> None:
+        if not self._is_released:
+            self.node.held.by_class[self.qos] -= 1
+            self.node.held.by_class[qos] += 1
+        self.qos = qos
+
+    def covered(self) -> None:
+        """Note a report: from now on it stands for this session, if the node had it by then."""
+        if not self._is_acknowledged or self._is_reported or self._is_released:
+            return
+        self._is_reported = True
+        self.node.held.unreported_sessions -= 1
+        self.node.held.unreported_tokens -= self._tokens
+
+    def release(self) -> None:
+        """Give back, once."""
+        if self._is_released:
+            return
+        self._is_released = True
+        held = self.node.held
+        held.sessions -= 1
+        held.by_class[self.qos] -= 1
+        held.reprefills -= self._reprefills
+        if self._is_reported:
+            held.departed += 1
+        else:
+            held.unreported_sessions -= 1
+            held.unreported_tokens -= self._tokens
+
+
+class Placed(NamedTuple):
+    """A choice and the reservation that was made in the same breath."""
+
+    choice: Choice
+    reservation: Reservation
+
+
+def fold_load(node: NodeView, load: Load, reservations: Iterable[Reservation]) -> None:
+    """Take a new report: it covers the acknowledged reservations and forgets those that have departed."""
+    node.load = load
+    node.held.departed = 0
+    for reservation in reservations:
+        reservation.covered()
+
+
+def place(
+    view: FleetView,
+    request: PlacementRequest,
+    policy: Policy,
+    limits: PlacementLimits,
+    *,
+    draw: float,
+    now_ns: int,
+) -> Placed | Refusal:
+    """Choose a node and reserve it. `draw` in [0, 1) breaks ties."""
+    verdict = choose(view, request, policy, limits, draw=draw, now_ns=now_ns)
+    if isinstance(verdict, Refusal):
+        return verdict
+    view.turn = 1 + list(view.nodes).index(verdict.node)
+    return Placed(verdict, Reservation(view.nodes[verdict.node], request))

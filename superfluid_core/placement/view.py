@@ -1,0 +1,210 @@
+"""What a head knows about its nodes at one instant, as plain values that a policy can compare.
+
+A `NodeView` is folded from what the node said (offers at the handshake, load reports since) and from what this head has
+reserved on it in the meantime. Reports are old by the time they are read, so a reservation that no report covers yet is
+counted beside them, and one that ended after the last report is subtracted. Nothing here talks to a node: the shell
+folds messages in, and a missing or old report never makes a node unusable, only less precisely known.
+
+    sessions in progress = reported (lanes + queue) - departed since + reserved and not yet reported
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from superfluid_core.session import QosClass
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One model as one node serves it; `weights` names the exact numbers."""
+
+    weights: str
+    window: int
+    lanes: int
+    block_tokens: int = 16
+    blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The last report of a node. Rates are tokens a second, 0.0 while unknown."""
+
+    lanes_busy: int = 0
+    queued: int = 0
+    queued_tokens: int = 0
+    blocks_used: int = 0
+    blocks: int = 0
+    prefill_rate: float = 0.0
+    decode_rates: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(slots=True)
+class Held:
+    """What this head holds on one node. Changed by `reserve.py` only.
+
+    `unreported_*` is the part that no load report covers yet; `departed` counts the sessions that a report still holds
+    although they have ended. `reprefills` are moved sessions that have not produced a token there yet.
+    """
+
+    sessions: int = 0
+    by_class: list[int] = field(default_factory=lambda: [0] * len(QosClass))
+    reprefills: int = 0
+    unreported_sessions: int = 0
+    unreported_tokens: int = 0
+    departed: int = 0
+
+
+@dataclass(slots=True)
+class NodeView:
+    """One node: what it serves, whether it may be used, how loaded it is.
+
+    `is_up` means that a link stands and the node answers; `is_ready` that its circuit lets sessions through. `allowance`
+    is the share of its lanes that may be used while it warms up after a fault; `busy_until_ns` follows a busy refusal.
+    """
+
+    name: str
+    offers: dict[str, Offer] = field(default_factory=dict)
+    sessions_max: int = 0
+    is_up: bool = False
+    is_suspect: bool = False
+    is_draining: bool = False
+    is_ready: bool = True
+    allowance: float = 1.0
+    busy_until_ns: int = 0
+    load: Load = Load()
+    held: Held = field(default_factory=Held)
+
+    @property
+    def in_progress(self) -> int:
+        reported = self.load.lanes_busy + self.load.queued - self.held.departed
+        return max(0, reported) + self.held.unreported_sessions
+
+    @property
+    def queued_tokens(self) -> int:
+        return self.load.queued_tokens + self.held.unreported_tokens
+
+    def pool_pct(self, offer: Offer) -> int:
+        """How full the KV pool is, counting what was placed since the last report."""
+        total = self.load.blocks or offer.blocks
+        if total <= 0:
+            return 0
+        coming = self.held.unreported_tokens // max(1, offer.block_tokens)
+        return 100 * (self.load.blocks_used + coming) // total
+
+
+@dataclass(slots=True)
+class FleetView:
+    """All nodes in the order in which they were named, and whose turn it is under round-robin."""
+
+    nodes: dict[str, NodeView] = field(default_factory=dict)
+    turn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """What placement needs to know about one choice. Lengths are tokens; `max_output` is absolute.
+
+    `weights` restricts a session that has begun to equal numbers. `avoid` names the node that just failed it: used only
+    if nothing else can. `cached` maps node names to context tokens that their prefix cache holds.
+    """
+
+    model: str
+    prompt: int
+    delivered: int
+    max_output: int
+    qos: QosClass
+    expected_output: int
+    weights: str | None = None
+    avoid: frozenset[str] = frozenset()
+    is_move: bool = False
+    cached: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def context(self) -> int:
+        return self.prompt + self.delivered
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementLimits:
+    """The bounds that placement keeps: sessions per node, pool mark, moved sessions that prefill again."""
+
+    sessions_over_lanes: int = 2
+    reprefills_per_node: int = 4
+    pool_high_pct: int = 90
+
+
+class Fit(StrEnum):
+    """Why a node may or may not take a request; the words appear in logs and in `why`."""
+
+    CAPABLE = "capable"
+    NOT_SERVED = "does not serve the model"
+    OTHER_WEIGHTS = "serves other weights"
+    DOWN = "not linked"
+    SUSPECT = "silent"
+    DRAINING = "draining"
+    CIRCUIT_OPEN = "resting after faults"
+    WINDOW = "window too small"
+    BUSY = "said that it is busy"
+    FULL = "lanes full"
+    REPREFILLS = "enough moved sessions prefilling"
+
+    @property
+    def is_passing(self) -> bool:
+        """True when only load stands in the way: the request may wait for this node."""
+        return self in (Fit.BUSY, Fit.FULL, Fit.REPREFILLS)
+
+
+def fit(node: NodeView, request: PlacementRequest, limits: PlacementLimits, now_ns: int) -> Fit:
+    """Judge one node for one request, ignoring the window (see `fits_window`)."""
+    standing = _standing(node, request)
+    if standing is not Fit.CAPABLE:
+        return standing
+    if node.busy_until_ns > now_ns:
+        return Fit.BUSY
+    if not _has_room(node, node.offers[request.model], request, limits):
+        return Fit.FULL
+    if request.is_move and node.held.reprefills >= limits.reprefills_per_node:
+        return Fit.REPREFILLS
+    return Fit.CAPABLE
+
+
+def _standing(node: NodeView, request: PlacementRequest) -> Fit:
+    """Everything about a node that waiting for a lane does not change."""
+    offer = node.offers.get(request.model)
+    if offer is None:
+        return Fit.NOT_SERVED
+    if request.weights is not None and offer.weights != request.weights:
+        return Fit.OTHER_WEIGHTS
+    if not node.is_up:
+        return Fit.DOWN
+    if node.is_draining:
+        return Fit.DRAINING
+    if not node.is_ready:
+        return Fit.CIRCUIT_OPEN
+    return Fit.SUSPECT if node.is_suspect else Fit.CAPABLE
+
+
+def _has_room(
+    node: NodeView, offer: Offer, request: PlacementRequest, limits: PlacementLimits
+) -> bool:
+    """Lanes and a little more; an interactive session may go over it where it can preempt a lower class."""
+    lanes = max(1, int(offer.lanes * node.allowance))
+    if node.allowance < 1.0:
+        return node.held.sessions < lanes
+    most = offer.lanes + limits.sessions_over_lanes
+    if node.sessions_max > 0:
+        most = min(most, node.sessions_max)
+    if node.held.sessions < most:
+        return True
+    if request.qos is not QosClass.INTERACTIVE:
+        return False
+    ceiling = node.sessions_max or 2 * offer.lanes
+    interactive = node.held.by_class[QosClass.INTERACTIVE]
+    return interactive < offer.lanes and node.held.sessions < ceiling
+
+
+def fits_window(offer: Offer, request: PlacementRequest) -> bool:
+    return request.prompt + request.max_output <= offer.window

@@ -1,0 +1,227 @@
+"""The tick scheduler of one model: inputs in, effects out, a plan when asked (scheduler.md).
+
+A pure state machine. Its clock is handed in, its engine is whatever runs its plans. Phases of a tick: room to grow (and
+preemption for it), admission (and preemption by class), chunks, grants; then the engine runs; then what happened is committed,
+lanes retire, deadlines are reaped. Effects leave with the input that caused them: `plan` itself has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from superfluid_core.errors import ErrorCode
+from superfluid_core.kv.blocks import PoolShape
+from superfluid_core.kv.prefix import PrefixChanges
+from superfluid_core.limits import SchedulerLimits
+from superfluid_core.scheduler import gates, planner
+from superfluid_core.scheduler.admission import URGENT
+from superfluid_core.scheduler.commit import commit_step, commit_tick
+from superfluid_core.scheduler.plan import (
+    Accepted,
+    Cancel,
+    Drain,
+    Effect,
+    Input,
+    Pressure,
+    SetQos,
+    StepDone,
+    Submit,
+    TickDone,
+    TickPlan,
+)
+from superfluid_core.scheduler.pressure import on_os_pressure, relieve
+from superfluid_core.scheduler.records import Session
+from superfluid_core.scheduler.rules import Rules
+from superfluid_core.scheduler.state import State
+from superfluid_core.scheduler.stats import SchedulerStats, SessionView
+from superfluid_core.session import FinishReason, QosClass, SessionKey, SessionSpec
+
+__all__ = ["PoolShape", "Rules", "Scheduler"]
+
+
+class Scheduler:
+    """One per loaded model. Raises ConfigError for limits and rules that contradict each other."""
+
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        pool: PoolShape,
+        *,
+        prefix_salt: bytes = b"",
+        cuts_are_free: bool = False,
+        rules: Rules | None = None,
+    ) -> None:
+        self._state = State(limits, pool, rules or Rules(), prefix_salt)
+        self._cuts_are_free = cuts_are_free
+
+    def receive(self, inputs: Sequence[Input], now_ns: int) -> list[Effect]:
+        """Take inputs in order. Reaps deadlines too: `receive((), now_ns)` does nothing else."""
+        effects: list[Effect] = []
+        for each in inputs:
+            effects.extend(self._receive(each, now_ns))
+        while (session := self._state.pop_expired(now_ns)) is not None:
+            code = ErrorCode.DEADLINE_EXCEEDED
+            self._end(session, FinishReason.DEADLINE, effects, code)
+        return effects
+
+    def plan(self, now_ns: int) -> TickPlan | None:
+        """Make the next tick; None when a plan is in flight or no session is here."""
+        if self._state.flight is not None or not self._state.sessions:
+            return None
+        return planner.plan(self._state, now_ns, cuts_are_free=self._cuts_are_free)
+
+    # --- inputs -----------------------------------------------------------------------------------
+
+    def _receive(self, item: Input, now_ns: int) -> list[Effect]:
+        state = self._state
+        match item:
+            case StepDone():
+                return commit_step(state, item, now_ns)
+            case TickDone():
+                effects = commit_tick(state, item)
+                relieve(state)
+                return effects
+            case Submit():
+                return self._submit(item.spec, now_ns)
+            case Cancel():
+                return self._cancel(item)
+            case SetQos():
+                return self._set_qos(item.key, item.qos)
+            case Pressure():
+                on_os_pressure(state, item.level)
+                return []
+            case Drain():
+                state.draining = True
+                return []
+
+    def _submit(self, spec: SessionSpec, now_ns: int) -> list[Effect]:
+        state = self._state
+        reject = gates.judge_spec(state, spec) or gates.judge_load(state, spec)
+        if reject is not None:
+            state.counters.rejected += 1
+            return [reject]
+        session = state.open(spec, now_ns)
+        state.counters.accepted += 1
+        session.hit_tokens = len(state.accounts.lookup(session)) * state.accounts.shape.block_tokens
+        effects: list[Effect] = [Accepted(spec.key, state.ahead_of(spec.qos), session.hit_tokens)]
+        last = spec.delivered[-1] if spec.delivered else None
+        if last in spec.stop_ids and len(spec.delivered) > spec.min_output:
+            effects.append(state.finish(session, FinishReason.STOP, stop_id=last))
+        elif state.output_left(session) <= 0:
+            effects.append(state.finish(session, FinishReason.LENGTH))
+        else:
+            state.queues.add(session, now_ns)
+            self._on_waiting(session, effects)
+        return effects
+
+    def _cancel(self, item: Cancel) -> list[Effect]:
+        effects: list[Effect] = []
+        session = self._state.sessions.get(item.key)
+        if session is not None:
+            self._end(session, item.reason, effects)
+        return effects
+
+    def _set_qos(self, key: SessionKey, qos: QosClass) -> list[Effect]:
+        state = self._state
+        effects: list[Effect] = []
+        session = state.sessions.get(key)
+        if session is None or session.qos is qos:
+            return effects
+        if session in state.queues:
+            state.queues.move(session, qos)
+            self._on_waiting(session, effects)
+        else:
+            state.lanes.reclass(session, qos)
+        return effects
+
+    def _end(
+        self,
+        session: Session,
+        reason: FinishReason,
+        effects: list[Effect],
+        code: ErrorCode | None = None,
+    ) -> None:
+        """End a session from outside; a lane that is being computed for it is stopped."""
+        flight = self._state.flight
+        is_flying = flight is not None and flight.lanes.get(session.lane) is session
+        effects.append(self._state.finish(session, reason, code=code))
+        if is_flying:
+            self._state.interrupt(effects)
+
+    def _on_waiting(self, session: Session, effects: list[Effect]) -> None:
+        """Somebody joined a queue: stop the tick if he is urgent, or could have a lane at its end."""
+        if session.qos in URGENT or self._state.lanes.free:
+            self._state.interrupt(effects)
+
+    # --- what others may know ---------------------------------------------------------------------
+
+    def stats(self) -> SchedulerStats:
+        """Take a snapshot; its cost does not grow with what waits."""
+        state = self._state
+        lanes, accounts, counters = state.lanes, state.accounts, state.counters
+        queued = [state.queues.depth(qos) for qos in QosClass]
+        totals = asdict(counters)
+        totals["finished"] = tuple(counters.finished.items())
+        return SchedulerStats(
+            lanes_busy=lanes.busy,
+            lanes=lanes.total,
+            lanes_prefilling=len(lanes.prefilling),
+            lanes_decoding=len(lanes.decoding),
+            queued=(queued[0], queued[1], queued[2], queued[3]),
+            queued_tokens=state.queues.tokens,
+            blocks_used=accounts.used,
+            blocks_cached=accounts.cache.idle,
+            blocks=accounts.pool.total,
+            reserved_blocks=accounts.reserved,
+            prefill_rate=state.rates.prefill_rate,
+            decode_rates=state.rates.decode_rates(),
+            step_predicted_ns=self._step_predicted_ns(),
+            draining=state.draining,
+            preemptions=counters.preempted_for_class
+            + counters.preempted_for_blocks
+            + counters.preempted_for_pressure,
+            prefix_evicted_blocks=accounts.cache.evicted,
+            **totals,
+        )
+
+    def sessions(self) -> list[SessionView]:
+        """Every live session, in order of arrival."""
+        return [
+            SessionView(
+                each.key,
+                str(each.phase),
+                each.qos,
+                each.spec.tenant,
+                len(each.spec.prompt),
+                each.output,
+            )
+            for each in self._state.sessions.values()
+        ]
+
+    def prefix_names(self) -> list[bytes]:
+        """Names of all blocks that can be found, for a PREFIX snapshot."""
+        return self._state.accounts.cache.names()
+
+    def drain_prefix_changes(self) -> PrefixChanges:
+        """Names that came and went since the last call."""
+        return self._state.accounts.cache.drain_changes()
+
+    def pin_prefix(self, name: bytes, *, pinned: bool) -> bool:
+        """Evict this block last, or no longer so; False when it is not here."""
+        cache = self._state.accounts.cache
+        if pinned:
+            return cache.pin(name)
+        cache.unpin(name)
+        return True
+
+    def _step_predicted_ns(self) -> int:
+        """Predict the slowest step of the tick in flight; 0 while unknown or idle."""
+        flight = self._state.flight
+        if flight is None:
+            return 0
+        rates = self._state.rates
+        prompt = sum(len(lane.inputs) for lane in flight.plan.lanes if not lane.decoding)
+        if prompt:
+            return rates.prefill_ns(min(prompt + len(flight.lanes), flight.plan.step_tokens))
+        return rates.step_ns(len(flight.lanes))

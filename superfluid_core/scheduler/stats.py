@@ -1,0 +1,98 @@
+"""What the scheduler tells about itself: counters that only grow, and a snapshot of them with the state of the moment.
+
+Exporters turn a snapshot into metrics, STATUS and JSON. No locks, no copies of queues, nothing that grows with load.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from superfluid_core.session import FinishReason, QosClass, SessionKey
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start. Only the scheduler writes them."""
+
+    accepted: int = 0
+    rejected: int = 0
+    preempted_for_class: int = 0
+    preempted_for_blocks: int = 0
+    preempted_for_pressure: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    recomputed_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    prefix_miss_tokens: int = 0
+    ticks: int = 0
+    steps: int = 0
+    interrupts: int = 0
+    refused_plans: int = 0
+    held_blocks: int = 0
+    held_class: int = 0
+    held_tenant: int = 0
+    held_thrash: int = 0
+    held_pressure: int = 0
+    evicted_for_pressure: int = 0
+    prefill_budget_tokens: int = 0
+    decode_grant_tokens: int = 0
+    finished: dict[FinishReason, int] = field(
+        default_factory=lambda: dict.fromkeys(FinishReason, 0)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """One moment. `queued` counts sessions per class, best first; rates are 0 while unknown."""
+
+    lanes_busy: int
+    lanes: int
+    lanes_prefilling: int
+    lanes_decoding: int
+    queued: tuple[int, int, int, int]
+    queued_tokens: int
+    blocks_used: int
+    blocks_cached: int
+    blocks: int
+    reserved_blocks: int
+    prefill_rate: float
+    decode_rates: tuple[tuple[int, float], ...]
+    step_predicted_ns: int
+    draining: bool
+    accepted: int
+    rejected: int
+    preemptions: int
+    preempted_for_class: int
+    preempted_for_blocks: int
+    preempted_for_pressure: int
+    prompt_tokens: int
+    output_tokens: int
+    recomputed_tokens: int
+    prefix_hit_tokens: int
+    prefix_miss_tokens: int
+    prefix_evicted_blocks: int
+    evicted_for_pressure: int
+    ticks: int
+    steps: int
+    interrupts: int
+    refused_plans: int
+    held_blocks: int
+    held_class: int
+    held_tenant: int
+    held_thrash: int
+    held_pressure: int
+    prefill_budget_tokens: int
+    decode_grant_tokens: int
+    finished: tuple[tuple[FinishReason, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """One live session, for SESSIONS and for a person. Lengths only, no content."""
+
+    key: SessionKey
+    state: str
+    qos: QosClass
+    tenant: str
+    prompt: int
+    output: int

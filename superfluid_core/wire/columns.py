@@ -1,0 +1,230 @@
+"""Columns of the blob: the bulk of a message, packed behind its head.
+
+A column leaves a *mark* in the head (a count, or counts) that says how many bytes of the blob are its own; the marks of a
+message must account for every byte. Ids are little-endian u32, log-probabilities little-endian doubles. Columns know
+neither frames nor whose fault a BreachError is.
+
+    blob of a row of TOKENS:  ids u32[n] | logprob f64[n] | top ids u32[sum] | top logprobs f64[sum]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from superfluid_core.session import FinishReason, Grammar, GrammarKind, TokenLogprobs
+from superfluid_core.wire.kinds import (
+    U32_MAX,
+    U64_MAX,
+    BreachError,
+    Kind,
+    Name,
+    Nilable,
+    Octets,
+    Row,
+    UInt,
+)
+from superfluid_core.wire.messages import TokenRow
+from superfluid_core.wire.packed import pack_f64, pack_u32, unpack_f64, unpack_u32
+
+HASH_BYTES = 16
+LOGPROB_MIN = -9999.0
+"""What a log-probability of nothing (-inf) is sent as: JSON has no infinities either."""
+
+
+class Cursor:
+    """Hands out the blob from front to back; never beyond its end."""
+
+    def __init__(self, blob: bytes) -> None:
+        self._blob = memoryview(blob)
+        self._at = 0
+
+    def take(self, bytes_wanted: int) -> memoryview:
+        end = self._at + bytes_wanted
+        if end > len(self._blob):
+            raise BreachError("reaches beyond the blob")
+        piece = self._blob[self._at : end]
+        self._at = end
+        return piece
+
+    def finish(self) -> None:
+        if self._at != len(self._blob):
+            raise BreachError("leaves bytes of the blob unread")
+
+
+class Column(Protocol):
+    """Reads its bytes by its mark; writes (mark, bytes). Both raise BreachError."""
+
+    def read(self, mark: Any, blob: Cursor) -> Any: ...
+
+    def write(self, value: Any) -> tuple[Any, bytes]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """Token ids; the mark is their count."""
+
+    def read(self, mark: Any, blob: Cursor) -> tuple[int, ...]:
+        return unpack_u32(blob.take(4 * UInt(U32_MAX).read(mark)))
+
+    def write(self, value: Any) -> tuple[int, bytes]:
+        return len(value), pack_u32(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Hashes:
+    """Block hashes of 16 bytes; the mark is their count."""
+
+    def read(self, mark: Any, blob: Cursor) -> tuple[bytes, ...]:
+        data = bytes(blob.take(HASH_BYTES * UInt(U32_MAX).read(mark)))
+        return tuple([data[at : at + HASH_BYTES] for at in range(0, len(data), HASH_BYTES)])
+
+    def write(self, value: Any) -> tuple[int, bytes]:
+        if any(len(item) != HASH_BYTES for item in value):
+            raise BreachError(f"holds a hash that has not {HASH_BYTES} bytes")
+        return len(value), b"".join(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Opaque bytes; the mark is their count."""
+
+    bytes_max: int
+    multiple: int = 1
+
+    def read(self, mark: Any, blob: Cursor) -> bytes:
+        count = UInt(self.bytes_max).read(mark)
+        if count % self.multiple:
+            raise BreachError(f"is no multiple of {self.multiple} bytes")
+        return bytes(blob.take(count))
+
+    def write(self, value: Any) -> tuple[int, bytes]:
+        data = bytes(value)
+        if len(data) > self.bytes_max or len(data) % self.multiple:
+            raise BreachError(f"is over {self.bytes_max} bytes or no multiple of {self.multiple}")
+        return len(data), data
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarText:
+    """A grammar or nil; the mark is nil or [kind, bytes of its UTF-8 text]."""
+
+    bytes_max: int
+
+    def _mark(self) -> Nilable:
+        return Nilable(Row((Name(GrammarKind), UInt(self.bytes_max))))
+
+    def read(self, mark: Any, blob: Cursor) -> Grammar | None:
+        found = self._mark().read(mark)
+        if found is None:
+            return None
+        kind, count = found
+        try:
+            return Grammar(kind, str(blob.take(count), "utf-8"))
+        except UnicodeDecodeError:
+            raise BreachError("is not UTF-8") from None
+
+    def write(self, value: Any) -> tuple[Any, bytes]:
+        if value is None:
+            return None, b""
+        try:
+            data = value.text.encode()
+        except UnicodeEncodeError:
+            raise BreachError("is not UTF-8") from None
+        return self._mark().write((value.kind, len(data))), data
+
+
+def pack_logprobs(rows: Sequence[TokenLogprobs], tops_max: int) -> tuple[bytes, bytes]:
+    """(how many tops each, a byte apiece; the packed floats and ids)."""
+    counts = [len(row.top) for row in rows]
+    if counts and max(counts) > tops_max:
+        raise BreachError(f"has more than {tops_max} log-probabilities for an id")
+    tops = [top for row in rows for top in row.top]
+    packed = pack_f64([max(row.logprob, LOGPROB_MIN) for row in rows])
+    if tops:
+        packed += pack_u32([top[0] for top in tops])
+        packed += pack_f64([max(top[1], LOGPROB_MIN) for top in tops])
+    return bytes(counts), packed
+
+
+def unpack_logprobs(counts: bytes, blob: Cursor, tops_max: int) -> tuple[TokenLogprobs, ...]:
+    """Reverse pack_logprobs."""
+    if counts and max(counts) > tops_max:
+        raise BreachError(f"has more than {tops_max} log-probabilities for an id")
+    logprobs = unpack_f64(blob.take(8 * len(counts)))
+    total = sum(counts)
+    ids = unpack_u32(blob.take(4 * total))
+    floats = unpack_f64(blob.take(8 * total))
+    tops = tuple(zip(ids, floats, strict=True))
+    rows, start = [], 0
+    for logprob, count in zip(logprobs, counts, strict=True):
+        rows.append(TokenLogprobs(logprob, tops[start : start + count]))
+        start += count
+    return tuple(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """Log-probabilities of a run of ids; the mark is one byte of tops for each."""
+
+    count_max: int
+    tops_max: int
+
+    def read(self, mark: Any, blob: Cursor) -> tuple[TokenLogprobs, ...]:
+        return unpack_logprobs(Octets(self.count_max).read(mark), blob, self.tops_max)
+
+    def write(self, value: Any) -> tuple[bytes, bytes]:
+        mark, packed = pack_logprobs(value, self.tops_max)
+        return Octets(self.count_max).write(mark), packed
+
+
+_ROW: tuple[Kind, ...] = (
+    UInt(U64_MAX, low=1),
+    UInt(U32_MAX),
+    UInt(U32_MAX),
+    UInt(U32_MAX),
+    Nilable(Name(FinishReason, (FinishReason.STOP, FinishReason.LENGTH))),
+    Nilable(UInt(U32_MAX)),
+    Nilable(Octets(U32_MAX)),
+)
+_ROW_KIND = Row(_ROW)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Rows of TOKENS; the mark is an array of [session, epoch, first, count, finish, stop id, tops or nil]."""
+
+    rows_max: int
+    tops_max: int
+
+    def read(self, mark: Any, blob: Cursor) -> tuple[TokenRow, ...]:
+        if type(mark) is not list or not 1 <= len(mark) <= self.rows_max:
+            raise BreachError(f"is not an array of 1 to {self.rows_max}")
+        return tuple([self._read_row(item, blob) for item in mark])
+
+    def _read_row(self, mark: Any, blob: Cursor) -> TokenRow:
+        session, epoch, first, count, finish, stop_id, tops = _ROW_KIND.read(mark)
+        ids = unpack_u32(blob.take(4 * count))
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if tops is not None:
+            if len(tops) != count:
+                raise BreachError("has log-probabilities for other than its ids")
+            logprobs = unpack_logprobs(tops, blob, self.tops_max)
+        return TokenRow(session, epoch, first, ids, finish, stop_id, logprobs)
+
+    def write(self, value: Any) -> tuple[list[Any], bytes]:
+        if not 1 <= len(value) <= self.rows_max:
+            raise BreachError(f"is not an array of 1 to {self.rows_max}")
+        marks, parts = [], []
+        for row in value:
+            mark: list[Any] = [row.session, row.epoch, row.first, len(row.ids)]
+            mark += [row.finish, row.stop_id, None]
+            parts.append(pack_u32(row.ids))
+            if row.logprobs:
+                if len(row.logprobs) != len(row.ids):
+                    raise BreachError("has log-probabilities for other than its ids")
+                mark[6], packed = pack_logprobs(row.logprobs, self.tops_max)
+                parts.append(packed)
+            marks.append(_ROW_KIND.write(mark))
+        return marks, b"".join(parts)

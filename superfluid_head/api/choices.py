@@ -1,0 +1,209 @@
+"""Runs the choices of one request on the fleet and turns their ids into deltas; both reply modes use this one path.
+
+Owns one task per choice. A choice ends exactly once: with an `Ended`, or all of them with an error. Matching stop
+strings is done here, so the generation is told to stop at the matching token. It must not know HTTP or SSE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from superfluid_core.clock import SECOND, Clock
+from superfluid_core.errors import ErrorCode, GenerationError, SuperfluidError
+from superfluid_core.session import FinishReason
+from superfluid_head.api.ports import FleetDoor, GenerationDoor
+from superfluid_head.fleet.events import (
+    EndEvent,
+    GenerationRequest,
+    MovedEvent,
+    ProgressEvent,
+    TokensEvent,
+)
+from superfluid_head.metrics import HeadMetrics
+from superfluid_head.text.channel import Channel, Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The fleet took the choice: its first sign of life."""
+
+    choice: int
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Some text of a choice; `count` ids were sampled for it so far."""
+
+    choice: int
+    delta: Delta
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last word of a choice. `finish` is the API's word, `stop_reason` the string or id that ended it."""
+
+    choice: int
+    finish: str
+    stop_reason: str | int | None
+    count: int
+    cached: int
+    moves: int
+
+
+ChoiceEvent = Started | Text | Ended
+Emit = Callable[[ChoiceEvent], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a choice runs on."""
+
+    fleet: FleetDoor
+    metrics: HeadMetrics
+    clock: Clock
+
+
+async def run_choices(
+    stage: Stage,
+    requests: Sequence[GenerationRequest],
+    channels: Sequence[Channel],
+    emit: Emit,
+) -> None:
+    """Run all choices to their ends. Raises the first SuperfluidError; then nothing more is emitted."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for request, channel in zip(requests, channels, strict=True):
+                group.create_task(_Choice(stage, request, channel, emit).run())
+    except BaseExceptionGroup as failures:
+        found, _ = failures.split(SuperfluidError)
+        if found is None:
+            raise
+        raise _first(found) from None
+
+
+def _first(failures: BaseExceptionGroup[SuperfluidError]) -> SuperfluidError:
+    failure: BaseException = failures
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    assert isinstance(failure, SuperfluidError)
+    return failure
+
+
+class _Choice:
+    """One choice, from the fleet's door to its end."""
+
+    def __init__(
+        self, stage: Stage, request: GenerationRequest, channel: Channel, emit: Emit
+    ) -> None:
+        self._stage = stage
+        self._request = request
+        self._channel = channel
+        self._emit = emit
+        self._has_started = False
+        self._is_placed = False
+        self._last_ns = stage.clock.now_ns()
+        self._began_ns = self._last_ns
+        self._stopped: Delta | None = None
+        self._logprobs_asked = request.sampling.logprobs is not None
+
+    async def run(self) -> None:
+        try:
+            await self._follow()
+        except asyncio.CancelledError:
+            self._record("cancelled")
+            raise
+        except SuperfluidError:
+            self._record("error")
+            raise
+
+    def _record(self, finish: str) -> None:
+        elapsed_s = (self._stage.clock.now_ns() - self._began_ns) / SECOND
+        self._stage.metrics.generation_done(self._request.model, finish, elapsed_s)
+
+    async def _follow(self) -> None:
+        async with self._stage.fleet.generate(self._request) as generation:
+            async for event in generation:
+                match event:
+                    case TokensEvent():
+                        await self._on_tokens(event, generation)
+                    case ProgressEvent():
+                        await self._start(generation)
+                    case MovedEvent():
+                        self._stage.metrics.moved(event.reason)
+                        self._is_placed = False
+                    case EndEvent():
+                        await self._on_end(event, generation)
+                        return
+        raise GenerationError("the generation ended without a word", code=ErrorCode.INTERNAL)
+
+    async def _start(self, generation: GenerationDoor) -> None:
+        if not self._is_placed and generation.node is not None:
+            self._is_placed = True
+            self._stage.metrics.placed(generation.node)
+        if not self._has_started:
+            self._has_started = True
+            await self._emit(Started(self._request.choice))
+
+    async def _on_tokens(self, event: TokensEvent, generation: GenerationDoor) -> None:
+        self._measure()
+        await self._start(generation)
+        if self._stopped is not None:
+            return
+        delta = self._channel.push(event.ids, event.logprobs if self._logprobs_asked else None)
+        if delta is None:
+            return
+        if delta.stop is not None:
+            self._stopped = delta
+            generation.stop(delta.count)
+        await self._send(delta)
+
+    async def _send(self, delta: Delta) -> None:
+        if delta.text or delta.tokens:
+            count = self._channel.count if delta.stop is None else delta.count
+            await self._emit(Text(self._request.choice, delta, count))
+
+    def _measure(self) -> None:
+        now_ns = self._stage.clock.now_ns()
+        elapsed_s = (now_ns - self._last_ns) / SECOND
+        if self._last_ns == self._began_ns:
+            self._stage.metrics.first_token(self._request.model, elapsed_s)
+        else:
+            self._stage.metrics.next_tokens(self._request.model, elapsed_s)
+        self._last_ns = now_ns
+
+    async def _on_end(self, event: EndEvent, generation: GenerationDoor) -> None:
+        await self._start(generation)
+        if self._stopped is None:
+            last = self._channel.finish()
+            if last is not None:
+                if last.stop is not None:
+                    self._stopped = last
+                await self._send(last)
+        ended = self._ended(event)
+        self._record(ended.finish)
+        await self._emit(ended)
+
+    def _ended(self, event: EndEvent) -> Ended:
+        reason: str | int | None = None
+        count = self._channel.count
+        finish = "stop"
+        if self._stopped is not None:
+            reason, count = self._stopped.stop, self._stopped.count
+        elif event.reason is FinishReason.STOP:
+            if event.stop_id is not None and event.stop_id in self._request.stop_ids:
+                reason = event.stop_id
+        elif event.reason is FinishReason.LENGTH:
+            finish = "length"
+        else:
+            raise _unfinished(event.reason)
+        return Ended(self._request.choice, finish, reason, count, event.cached, event.moves)
+
+
+def _unfinished(reason: FinishReason) -> GenerationError:
+    """Make the error of a generation that did not come to its end: never a faked stop."""
+    if reason is FinishReason.DEADLINE:
+        return GenerationError("the deadline passed", code=ErrorCode.DEADLINE_EXCEEDED)
+    return GenerationError(f"the generation was {reason.value}", code=ErrorCode.NODE_LOST)

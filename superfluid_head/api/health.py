@@ -1,0 +1,48 @@
+"""Liveness, readiness, metrics and version. Nothing here waits for anything.
+
+`/livez` says that this process answers; the others also that at least one model can be served end to end now.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from superfluid_head.api.errors import SERVER, ApiError
+from superfluid_head.api.state import Head
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class HealthEndpoint:
+    """The operational routes' handlers."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+
+    async def livez(self, request: Request) -> Response:
+        del request
+        return JSONResponse({"status": "ok"})
+
+    async def readyz(self, request: Request) -> Response:
+        del request
+        if self._head.inflight.is_draining:
+            raise _unready("draining", "this head is shutting down")
+        if not self._head.fleet.health().is_ready:
+            raise _unready("no_worker", "no node can serve a model now")
+        warnings = self._head.warnings
+        return JSONResponse({"status": "ok", **({"warnings": list(warnings)} if warnings else {})})
+
+    async def metrics(self, request: Request) -> Response:
+        del request
+        states = [(node.name, node.is_up) for node in self._head.fleet.health().nodes]
+        self._head.metrics.nodes(states)
+        return Response(self._head.metrics.render(), headers={"content-type": METRICS_TYPE})
+
+    async def version(self, request: Request) -> Response:
+        del request
+        return JSONResponse({"version": self._head.version})
+
+
+def _unready(code: str, words: str) -> ApiError:
+    return ApiError(503, words, code=code, type=SERVER, headers={"Retry-After": "1"})

@@ -1,0 +1,41 @@
+"""GET /v1/models and /v1/models/{id}: the union of what is configured and what the fleet serves or served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from superfluid_head.api.errors import model_not_found
+from superfluid_head.api.state import Head, Target
+
+
+class ModelsEndpoint:
+    """The two routes' handlers. Ids may hold slashes, raw or encoded."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+
+    async def every(self, request: Request) -> Response:
+        del request
+        data = [self._card(model) for model in self._head.models().values()]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def one(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        model = self._head.models().get(name)
+        if model is None:
+            raise model_not_found(name)
+        return JSONResponse(self._card(model))
+
+    def _card(self, model: Target) -> dict[str, Any]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._head.created_s,
+            "owned_by": "superfluid",
+            "max_model_len": model.window,
+            "root": model.name,
+            "parent": None,
+        }

@@ -1,0 +1,113 @@
+"""uvicorn's HTTP/1.1 protocol with bounds of its own: header size, count and deadline, connections, JSON parse errors.
+
+Works below the application, where a request is not one yet. Also hands `superfluid.abort` to the scope: the way to
+drop a connection whose reader takes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from superfluid_core.limits import HttpLimits
+from superfluid_head.api.errors import ApiError
+from superfluid_head.api.sse import ABORT
+
+
+class HeadProtocol(HttpToolsProtocol):
+    """One connection. `limits` is set on the class made by `protocol_class`."""
+
+    limits = HttpLimits()
+
+    _refusal: ApiError | None = None
+    _head_bytes = 0
+    _is_in_head = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections_max:
+            transport.abort()
+            return
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.limits.header_bytes_max:
+                self._refuse(_headers_too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+        self._head_bytes = 0
+        cast("dict[str, Any]", self.scope)[ABORT] = self.transport.abort
+        self._arm()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._disarm()
+        size = sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url)
+        if size > self.limits.header_bytes_max or len(self.headers) > self.limits.header_count_max:
+            self._refusal = _headers_too_large()
+            raise ValueError("headers too large")
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer a request that could not be parsed, in the API's shape."""
+        del msg
+        found = self._refusal or ApiError(400, "this is not an HTTP request", code="bad_request")
+        self._refuse(found)
+
+    def _refuse(self, error: ApiError) -> None:
+        if self.transport.is_closing():
+            return
+        self._disarm()
+        self._is_in_head = False
+        body = json.dumps(error.body()).encode()
+        fields: list[tuple[bytes, bytes]] = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"x-request-id", b"req-" + secrets.token_hex(12).encode()),
+            (b"connection", b"close"),
+        ]
+        head = b"".join(name + b": " + value + b"\r\n" for name, value in fields)
+        self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
+        self.transport.close()
+
+    def _arm(self) -> None:
+        if self._head_timer is None:
+            wait_s = self.limits.header_ms / 1000
+            self._head_timer = self.loop.call_later(wait_s, self._on_head_late)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_head_late(self) -> None:
+        self._head_timer = None
+        if self._is_in_head:
+            words = "the request's headers did not arrive in time"
+            self._refuse(ApiError(408, words, code="request_timeout"))
+        elif not self.transport.is_closing():
+            self.transport.close()
+
+
+def _headers_too_large() -> ApiError:
+    return ApiError(431, "the request's headers are too large", code="headers_too_large")
+
+
+def protocol_class(limits: HttpLimits) -> type[Any]:
+    """Make the protocol with these bounds."""
+    return type("BoundedProtocol", (HeadProtocol,), {"limits": limits})

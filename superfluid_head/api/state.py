@@ -1,0 +1,89 @@
+"""What every endpoint of one head shares, handed to them once by `app.py`; nothing here is global.
+
+Also answers which model a request means: by its exact served name, or the only one when none is named. Names are the
+nodes'; the tokenizer behind a name is found by the fingerprint of its text files, so a renamed model is still read right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from superfluid_core.clock import Clock
+from superfluid_core.errors import CapacityError, ErrorCode
+from superfluid_core.limits import HttpLimits
+from superfluid_head.access.keys import KeyRing
+from superfluid_head.api.errors import invalid, model_not_found
+from superfluid_head.api.inflight import Inflight
+from superfluid_head.api.ports import FleetDoor, Served
+from superfluid_head.metrics import HeadMetrics
+from superfluid_head.text.chat import ModelText
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A model as clients see it. `text` is None while the head has no tokenizer for it."""
+
+    name: str
+    window: int
+    is_up: bool
+    eos_ids: frozenset[int] = frozenset()
+    text: ModelText | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The shared parts. `texts` are the tokenizers and templates of the models that this head was given."""
+
+    fleet: FleetDoor
+    texts: Sequence[ModelText]
+    keys: KeyRing
+    metrics: HeadMetrics
+    inflight: Inflight
+    clock: Clock
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    created_s: int = 0
+    version: str = "0"
+    warnings: tuple[str, ...] = ()
+    debug_headers: bool = False
+
+    def models(self) -> dict[str, Target]:
+        """Return every model that nodes serve or served, and those configured that no node ever offered."""
+        found = {served.name: self._seen(served) for served in self.fleet.models()}
+        used = {id(target.text) for target in found.values()}
+        for text in self.texts:
+            if id(text) not in used and text.name not in found:
+                found[text.name] = Target(text.name, text.window, False, text.eos_ids, text)
+        return found
+
+    def _seen(self, served: Served) -> Target:
+        text = self._text_of(served)
+        ends = frozenset(served.eos_ids) or (frozenset() if text is None else text.eos_ids)
+        return Target(served.name, served.window, served.is_up, ends, text)
+
+    def _text_of(self, served: Served) -> ModelText | None:
+        """Find the tokenizer by fingerprint; by name only for nodes that tell none."""
+        for text in self.texts:
+            is_it = text.name == served.name if not served.text else text.fingerprint == served.text
+            if is_it:
+                return text
+        return None
+
+    def target(self, name: str | None) -> tuple[Target, ModelText]:
+        """Find the model; raises ApiError 404 when unknown, 400 when none is named and several are served."""
+        models = self.models()
+        if name is None:
+            if len(models) != 1:
+                known = ", ".join(sorted(models)[:8])
+                raise invalid(f"model is missing; served: {known}", param="model")
+            name = next(iter(models))
+        target = models.get(name)
+        if target is None:
+            raise model_not_found(name)
+        if target.text is None:
+            raise CapacityError(
+                "this head has no tokenizer of that model",
+                code=ErrorCode.FINGERPRINT_MISMATCH,
+                retry_after_ms=5_000,
+            )
+        return target, target.text

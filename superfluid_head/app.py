@@ -1,0 +1,84 @@
+"""Assembles the HTTP application: routes, error shapes, and the gate around all of it.
+
+Knows every endpoint and no socket. The interactive documentation of the framework is off: routes that are not ours
+do not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from superfluid_core.errors import SuperfluidError
+from superfluid_head.api.body import ClientGoneError
+from superfluid_head.api.chat import ChatEndpoint
+from superfluid_head.api.errors import ApiError, from_error, internal, not_found, wrong_verb
+from superfluid_head.api.gate import Gate, GateRules
+from superfluid_head.api.health import HealthEndpoint
+from superfluid_head.api.models import ModelsEndpoint
+from superfluid_head.api.state import Head
+
+Handler = Callable[[Request], Awaitable[Response]]
+READ = ("GET", "HEAD")
+
+
+def routes(head: Head) -> list[tuple[tuple[str, ...], str, Handler]]:
+    """Every route: verbs, path, handler."""
+    chat, models, health = ChatEndpoint(head), ModelsEndpoint(head), HealthEndpoint(head)
+    return [
+        (("POST",), "/v1/chat/completions", chat.post),
+        (READ, "/v1/models", models.every),
+        (READ, "/v1/models/{name:path}", models.one),
+        (READ, "/livez", health.livez),
+        (READ, "/readyz", health.readyz),
+        (READ, "/health", health.readyz),
+        (READ, "/ping", health.readyz),
+        (READ, "/metrics", health.metrics),
+        (READ, "/version", health.version),
+    ]
+
+
+def build_app(head: Head, loopback_ports: frozenset[int] = frozenset()) -> ASGIApp:
+    """Build the application of one head. `loopback_ports` are those of listeners bound to loopback addresses."""
+    app = FastAPI(
+        openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, title="superfluid"
+    )
+    for verbs, path, handler in routes(head):
+        app.add_api_route(path, handler, methods=list(verbs), response_model=None)
+    app.add_exception_handler(ApiError, _on_error)
+    app.add_exception_handler(SuperfluidError, _on_error)
+    app.add_exception_handler(ClientGoneError, _on_error)
+    app.add_exception_handler(HTTPException, _on_error)
+    app.add_exception_handler(Exception, _on_error)
+    rules = GateRules(head.keys, loopback_ports)
+    return Gate(app, rules, head.metrics, head.clock)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    match error:
+        case ApiError():
+            return error.response()
+        case SuperfluidError():
+            return from_error(error).response()
+        case ClientGoneError():
+            return Response(status_code=499)
+        case HTTPException(status_code=404):
+            return not_found().response()
+        case HTTPException(status_code=405):
+            return _on_wrong_verb(request, error)
+        case HTTPException():
+            return ApiError(error.status_code, "the request was refused").response()
+        case _:
+            return internal().response()
+
+
+def _on_wrong_verb(request: Request, error: HTTPException) -> Response:
+    headers = dict(error.headers or {})
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers=headers)
+    return wrong_verb(headers).response()

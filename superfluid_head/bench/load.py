@@ -1,0 +1,150 @@
+"""A streaming client of any OpenAI-compatible server, with a time stamp per chunk.
+
+Owns one chat over httpx and a closed loop of many of them. It judges nothing: it returns what came and when. A reply that ends
+without `[DONE]`, with an error event or with another status than 200 is an Answer whose `error` says so: refused
+requests count as failures everywhere in the bench.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import httpx
+
+from superfluid_core.clock import MS, Clock
+
+OnChunk = Callable[["Answer"], None]
+REQUEST_SECONDS = 600.0
+ERROR_CHARS_MAX = 300
+
+
+@dataclass(slots=True)
+class Answer:
+    """One reply as it came. `at_ms[i]` is the arrival of the i-th piece of text, `started_ms` the sending of the request; `node` is for callers who know it."""
+
+    started_ms: float
+    ended_ms: float = 0.0
+    text: str = ""
+    at_ms: list[float] = field(default_factory=list)
+    finish_reason: str | None = None
+    node: str | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    is_done: bool = False
+    error: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.error is None and self.is_done and self.finish_reason is not None
+
+    @property
+    def first_ms(self) -> float | None:
+        return self.at_ms[0] - self.started_ms if self.at_ms else None
+
+    def gaps_ms(self) -> list[float]:
+        return [b - a for a, b in pairwise(self.at_ms)]
+
+
+def chat_body(model: str, prompt: str, max_tokens: int, **members: Any) -> dict[str, Any]:
+    """Compose a streamed, greedy, seeded chat request with usage; `members` are added or win."""
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_completion_tokens": max_tokens,
+        "temperature": 0,
+        "seed": 1,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **members,
+    }
+
+
+def http_client(connections: int = 1024, api_key: str | None = None) -> httpx.AsyncClient:
+    """Make a client for a server that the caller named; proxies of the environment are not for loopback."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+    timeout = httpx.Timeout(REQUEST_SECONDS, connect=10.0)
+    return httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False)
+
+
+def _take(answer: Answer, event: dict[str, Any], now_ms: float) -> bool:
+    """Fold one event into `answer`; true when it brought text."""
+    if event.get("error"):
+        answer.error = str(event["error"].get("message", event["error"]))[:ERROR_CHARS_MAX]
+        return False
+    usage = event.get("usage")
+    if usage:
+        answer.prompt_tokens = usage["prompt_tokens"]
+        answer.completion_tokens = usage["completion_tokens"]
+    brought = False
+    for choice in event.get("choices", ()):
+        piece = choice.get("delta", {}).get("content")
+        if piece:
+            answer.text += piece
+            answer.at_ms.append(now_ms)
+            brought = True
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+    return brought
+
+
+async def _read(
+    response: httpx.Response, answer: Answer, clock: Clock, on_chunk: OnChunk | None
+) -> None:
+    async for line in response.aiter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line[5:].strip()
+        if data == "[DONE]":
+            answer.is_done = True
+        elif _take(answer, json.loads(data), clock.now_ns() / MS) and on_chunk is not None:
+            on_chunk(answer)
+
+
+async def chat(
+    client: httpx.AsyncClient,
+    url: str,
+    body: dict[str, Any],
+    clock: Clock,
+    on_chunk: OnChunk | None = None,
+) -> Answer:
+    """One streamed chat. `on_chunk` is called after every piece of text; it must not block."""
+    answer = Answer(started_ms=clock.now_ns() / MS)
+    try:
+        async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+            if response.status_code == httpx.codes.OK:
+                await _read(response, answer, clock, on_chunk)
+            else:
+                text = (await response.aread()).decode("utf-8", "replace")
+                answer.error = f"{response.status_code}: {text[:ERROR_CHARS_MAX]}"
+    except httpx.HTTPError as error:
+        answer.error = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
+    answer.ended_ms = clock.now_ns() / MS
+    if answer.error is None and not answer.is_done:
+        answer.error = "the stream ended without [DONE]"
+    return answer
+
+
+async def closed_loop(
+    client: httpx.AsyncClient,
+    url: str,
+    bodies: Sequence[dict[str, Any]],
+    concurrency: int,
+    clock: Clock,
+) -> list[Answer]:
+    """Send every body, `concurrency` at a time, each as soon as another ended; answers in the order of `bodies`."""
+    answers: dict[int, Answer] = {}
+    waiting = iter(range(len(bodies)))
+
+    async def client_loop() -> None:
+        for index in waiting:
+            answers[index] = await chat(client, url, bodies[index], clock)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(min(concurrency, len(bodies))):
+            tasks.create_task(client_loop())
+    return [answers[index] for index in range(len(bodies))]

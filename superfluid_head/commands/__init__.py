@@ -1,0 +1,1 @@
+"""The subcommands of `superfluid`, one module each, imported only when used."""

@@ -1,0 +1,35 @@
+"""`superfluid serve`: parses and judges, then hands over to `server.py`, which is imported only then.
+
+Errors that a person can mend are one line; see `cli.py` for the exit statuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+
+from superfluid_core.clock import SystemClock
+from superfluid_core.logs import setup_logging
+from superfluid_core.options import add_flags
+from superfluid_head.config import OPTIONS, build_config, read_settings, surroundings
+
+FLAGS = tuple(option for option in OPTIONS if option.name != "model")
+
+
+@click.command("serve")
+@click.argument("model", nargs=-1)
+@click.option("--config", "config_file", metavar="FILE", help="TOML file of these settings.")
+@add_flags(FLAGS)
+def serve(model: tuple[str, ...], config_file: str | None, **flags: Any) -> None:
+    """Serve one OpenAI-compatible endpoint over a fleet of nodes.
+
+    MODEL is a directory, a .gguf file, a hub id, or 'demo'. Without --fleet a node for it runs on this machine; with
+    --fleet it is only needed when the head should not fetch tokenizer and template from the nodes.
+    """
+    config = build_config(read_settings({"model": model, **flags}, config_file), surroundings())
+    setup_logging(config.log_format, config.log_level, "superfluid")
+    from superfluid_head.server import run_head
+
+    asyncio.run(run_head(config, SystemClock()))

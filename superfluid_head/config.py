@@ -1,0 +1,219 @@
+"""Every setting of a head: one table makes flags, environment names, TOML names and `superfluid config check`.
+
+The only reader of the head's environment. Everything is parsed and judged once, into one frozen `HeadConfig`; the rest
+of the program is handed the parts it needs. What contradicts itself raises ConfigError (exit 2) before anything starts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from superfluid_core.errors import ConfigError
+from superfluid_core.limits import MIB, HttpLimits, LinkLimits
+from superfluid_core.link.addresses import is_loopback, parse_address
+from superfluid_core.logs import FORMATS, LEVELS
+from superfluid_core.options import Option, Setting, choice, integer, merge
+from superfluid_head.access.keys import (
+    GLOBAL_KEY_NAME,
+    KeyRing,
+    Principal,
+    check_key,
+    read_key_file,
+)
+from superfluid_head.fleet.directory import NodeAddress, parse_fleet
+
+DEFAULT_FILE = "/etc/superfluid/head.toml"
+HTTP_PORT = 8453
+CONFIG_BYTES_MAX = 1 * MIB
+PLACEMENTS = ("load-aware", "least-loaded", "round-robin")
+
+_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
+_LIMITS = HttpLimits()
+_LINK = LinkLimits()
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("a model name is 1..256 of A-Z a-z 0-9 . _ : / -")
+    return text
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("model", "Model to serve, repeatable: a directory, a .gguf file, a hub id, or 'demo'.",
+           metavar="MODEL", repeated=True),
+    Option("model-name", "Public name of the model of a local node.", _name, metavar="NAME"),
+    Option("node-arg", "Argument for the local node, repeatable: --node-arg=--max-batch=4.", metavar="ARG", repeated=True),
+    Option("fleet", "Nodes, separated by commas or repeated.  [default: one local node for MODEL]",
+           metavar="[NAME=]HOST[:PORT]", repeated=True),
+    Option("fleet-auth", "Fleet key file (superfluid fleet key).", metavar="FILE"),
+    Option("insecure-no-auth", "Nodes without a key, and listeners off loopback without API keys.", is_flag=True),
+    Option("http", "Address for clients, repeatable; [v6]:PORT for IPv6.", default=(f"127.0.0.1:{HTTP_PORT}",),
+           metavar="HOST:PORT", repeated=True),
+    Option("api-key", "API key of clients; SUPERFLUID_API_KEY or the configuration file only.", secret=True),
+    Option("api-key-file", "File that holds the API key of clients.", metavar="FILE"),
+    Option("placement", f"How nodes are chosen: {', '.join(PLACEMENTS)}.", choice(*PLACEMENTS), "load-aware"),
+    Option("fleet-dead-ms", "Silence after which a node is dead.", integer(100, 600_000), _LINK.dead_ms, metavar="N"),
+    Option("allow-mixed", "Accept nodes that serve different weights under one name.", is_flag=True),
+    Option("offline", "Never download model files.", is_flag=True),
+    Option("max-body-mib", "Largest request body, MiB.", integer(1, 1_024), _LIMITS.body_bytes_max // MIB, metavar="N"),
+    Option("drain-ms", "How long streams may go on after SIGTERM.", integer(0, 86_400_000), _LIMITS.drain_ms, metavar="N"),
+    Option("debug-headers", "Say in replies how often a request moved.", is_flag=True),
+    Option("ready-file", "JSON file written when the head listens.", metavar="FILE"),
+    Option("log-format", "How to log: text or json.", choice(*FORMATS), "text"),
+    Option("log-level", f"Least level to log: {', '.join(LEVELS)}.", choice(*LEVELS), "info"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the environment says beside settings."""
+
+    notify_socket: str | None
+    hub_token: str | None
+
+    def __repr__(self) -> str:
+        return "Surroundings(...)"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """Everything a head was told, parsed and judged."""
+
+    models: tuple[str, ...]
+    model_name: str | None
+    node_arguments: tuple[str, ...]
+    fleet: tuple[NodeAddress, ...]
+    fleet_auth: Path | None
+    insecure_no_auth: bool
+    http: tuple[tuple[str, int], ...]
+    keys: KeyRing
+    placement: str
+    fleet_dead_ms: int
+    allow_mixed: bool
+    offline: bool
+    limits: HttpLimits
+    debug_headers: bool
+    ready_file: Path | None
+    log_format: str
+    log_level: str
+    around: Surroundings
+
+
+def read_settings(flags: Mapping[str, Any], file: str | None) -> dict[str, Setting]:
+    """Merge flags, environment and the configuration file (`file`, or the default one if it exists)."""
+    return merge(
+        OPTIONS, flags, os.environ, _read_file(file or os.environ.get("SUPERFLUID_CONFIG"))
+    )
+
+
+def surroundings() -> Surroundings:
+    """Read what the supervisor and the hub left in the environment."""
+    return Surroundings(os.environ.get("NOTIFY_SOCKET"), os.environ.get("HF_TOKEN"))
+
+
+def client_key(file: str | None) -> str | None:
+    """Find the API key that our own client sends: a file, or the environment."""
+    if file is not None:
+        return read_key_file(Path(file))
+    return os.environ.get("SUPERFLUID_API_KEY") or None
+
+
+def build_config(settings: Mapping[str, Setting], around: Surroundings) -> HeadConfig:
+    """Judge the settings together. Raises ConfigError."""
+    value = {name: setting.value for name, setting in settings.items()}
+    models, fleet = value["model"], value["fleet"]
+    if not models and not fleet:
+        raise ConfigError("nothing to serve: give a MODEL, or --fleet HOST:PORT")
+    if value["fleet_auth"] and value["insecure_no_auth"]:
+        raise ConfigError("--fleet-auth and --insecure-no-auth exclude each other")
+    nodes = parse_fleet(fleet)
+    strangers = [node for node in nodes if not _is_here(node.host)]
+    if strangers and not (value["fleet_auth"] or value["insecure_no_auth"]):
+        raise ConfigError(
+            f"--fleet {strangers[0]}: a node off this machine needs --fleet-auth FILE (make one with: "
+            "superfluid fleet key), or --insecure-no-auth"
+        )
+    if len(models) > 1 and not fleet:
+        raise ConfigError("several models need --fleet: a local node serves one")
+    if value["model_name"] and fleet:
+        raise ConfigError("--model-name belongs to a local node; remote nodes name their models")
+    if value["node_arg"] and fleet:
+        raise ConfigError("--node-arg belongs to a local node; there is none with --fleet")
+    limits = replace(
+        _LIMITS, body_bytes_max=value["max_body_mib"] * MIB, drain_ms=value["drain_ms"]
+    )
+    return HeadConfig(
+        models=tuple(dict.fromkeys(models)),
+        model_name=value["model_name"],
+        node_arguments=value["node_arg"],
+        fleet=nodes,
+        fleet_auth=_path(value["fleet_auth"]),
+        insecure_no_auth=value["insecure_no_auth"],
+        http=tuple(parse_address(text, HTTP_PORT) for text in value["http"]),
+        keys=_keys(value["api_key"], value["api_key_file"]),
+        placement=value["placement"],
+        fleet_dead_ms=value["fleet_dead_ms"],
+        allow_mixed=value["allow_mixed"],
+        offline=value["offline"],
+        limits=limits,
+        debug_headers=value["debug_headers"],
+        ready_file=_path(value["ready_file"]),
+        log_format=value["log_format"],
+        log_level=value["log_level"],
+        around=around,
+    )
+
+
+def _keys(secret: str | None, file: str | None) -> KeyRing:
+    """Make the key ring of the one global key, which is admin."""
+    if secret and file:
+        raise ConfigError("give one API key: in the environment or in --api-key-file")
+    if file:
+        secret = read_key_file(Path(file))
+    elif secret:
+        secret = check_key(secret, "SUPERFLUID_API_KEY")
+    if secret is None:
+        return KeyRing()
+    if not secret:
+        raise ConfigError("the API key is empty")
+    return KeyRing([(secret, Principal(GLOBAL_KEY_NAME, admin=True))])
+
+
+def _is_here(host: str) -> bool:
+    return host == "localhost" or is_loopback(host)
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
+
+
+def _read_file(file: str | None) -> Mapping[str, Any]:
+    path = Path(file or DEFAULT_FILE)
+    if file is None and not path.exists():
+        return {}
+    try:
+        with path.open("rb") as opened:
+            data = opened.read(CONFIG_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
+    if len(data) > CONFIG_BYTES_MAX:
+        raise ConfigError(f"configuration file {path}: larger than {CONFIG_BYTES_MAX} bytes")
+    try:
+        return tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file {path}: {error}") from None
+
+
+def version() -> str:
+    """Return the version of the installed distribution."""
+    try:
+        return metadata.version("superfluid-fleet")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,80 @@
+"""What a caller of the fleet hands in and what it gets back: plain values, no node or link in sight.
+
+A `GenerationRequest` is one choice of one request, fully resolved: ids, absolute limits, a seed. The events of a
+generation come in output order: tokens exactly once each, and as the last one an `EndEvent`, unless an error is raised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from superfluid_core.session import (
+    FinishReason,
+    Grammar,
+    QosClass,
+    SamplingParams,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One choice. `stop_ids` are the request's own; the model's end-of-text ids count unless `ignore_eos`.
+
+    `max_output` and `min_output` are absolute counts; `deadline_ns` is a time of the head's monotonic clock.
+    """
+
+    request_id: str
+    model: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_output: int
+    min_output: int = 0
+    stop_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    choice: int = 0
+    qos: QosClass = QosClass.AGENT
+    tenant: str = "anonymous"
+    batch_invariant: bool = False
+    cache_salt: bytes = field(default=b"", repr=False)
+    grammar: Grammar | None = None
+    deadline_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokensEvent:
+    """New ids; `first` is the output index of `ids[0]`. `logprobs` is parallel to `ids` or empty."""
+
+    first: int
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressEvent:
+    """Context tokens computed, of `total`; `cached` of them came from a prefix cache."""
+
+    done: int
+    total: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class MovedEvent:
+    """The generation goes on elsewhere: nothing is lost, the reader sees a pause."""
+
+    moves: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndEvent:
+    """The one end. `cached` counts prompt tokens that the first placement found in a cache."""
+
+    reason: FinishReason
+    stop_id: int | None
+    cached: int
+    moves: int
+
+
+GenerationEvent = TokensEvent | ProgressEvent | MovedEvent | EndEvent

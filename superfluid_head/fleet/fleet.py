@@ -1,0 +1,317 @@
+"""The door to the fleet: what HTTP knocks on. Owns the nodes' tasks and the ticking of time, decides nothing itself.
+
+`run` is the owner task: it keeps a link to every node until it is cancelled, then every generation that still runs ends with an
+error. `generate` refuses at once what can never work and otherwise returns a Generation, which starts when its context is
+entered. What people are told about nodes (the lines at start-up, health, the snapshot for /v1/fleet) is made here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from superfluid_core.clock import Clock
+from superfluid_core.errors import CapacityError, ErrorCode, GenerationError, InvalidRequestError
+from superfluid_core.limits import FleetLimits, LinkLimits
+from superfluid_core.link.tls import FleetKeys
+from superfluid_core.logs import log
+from superfluid_core.placement.policies import Policy
+from superfluid_core.wire.messages import DrainOrder, SessionRow, Welcome
+from superfluid_head.fleet.desk import Desk, PlacementRecord
+from superfluid_head.fleet.directory import Admission, Directory, NodeAddress, ServedModel
+from superfluid_head.fleet.events import (
+    EndEvent,
+    GenerationEvent,
+    GenerationRequest,
+    MovedEvent,
+    ProgressEvent,
+    TokensEvent,
+)
+from superfluid_head.fleet.generation import GenerationMachine
+from superfluid_head.fleet.health import FleetHealth, NodeState, state_of
+from superfluid_head.fleet.node import FleetNode, NodeContext, SessionMessage
+from superfluid_head.fleet.quarantine import QuarantineTable
+from superfluid_head.fleet.runner import Counters, Runner
+from superfluid_head.fleet.standing import Slot
+from superfluid_head.fleet.stream import Generation
+from superfluid_head.fleet.transitions import Loss
+
+__all__ = [
+    "EndEvent",
+    "Fleet",
+    "FleetHealth",
+    "FleetOptions",
+    "Generation",
+    "GenerationEvent",
+    "GenerationRequest",
+    "MovedEvent",
+    "NodeAddress",
+    "NodeState",
+    "ProgressEvent",
+    "ServedModel",
+    "TokensEvent",
+]
+
+logger = logging.getLogger(__name__)
+
+TICK_MS = 100
+FIRST_DIAL_MS = 3_000
+RETRY_MS = 2_000
+SESSION_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """How this head runs its fleet. `texts` maps models to the text fingerprint that nodes must offer."""
+
+    nodes: tuple[NodeAddress, ...]
+    head: str
+    keys: FleetKeys | None
+    policy: Policy = Policy.LOAD_AWARE
+    allow_mixed: bool = False
+    texts: Mapping[str, str] = field(default_factory=dict)
+    link_limits: LinkLimits = field(default_factory=LinkLimits)
+    fleet_limits: FleetLimits = field(default_factory=FleetLimits)
+
+
+class Fleet:
+    """All nodes of one head and all generations on them."""
+
+    def __init__(self, options: FleetOptions, clock: Clock, drawn: random.Random | None = None):
+        self._options = options
+        self._clock = clock
+        self._drawn = drawn or random.SystemRandom()
+        context = NodeContext(
+            options.keys,
+            options.head,
+            clock,
+            options.link_limits,
+            options.fleet_limits,
+            self._drawn,
+        )
+        self.directory = Directory(allow_mixed=options.allow_mixed, texts=options.texts)
+        self._nodes = {address.key: FleetNode(address, context, self) for address in options.nodes}
+        self._desk = Desk(self._nodes, options.policy, options.fleet_limits, self._drawn)
+        # Without a fleet key the quarantine's hashes are keyed by chance: they only live in this process.
+        secret = options.keys.prefix_salt if options.keys else self._drawn.randbytes(32)
+        limits = (options.fleet_limits, options.link_limits)
+        quarantine = QuarantineTable(secret, options.fleet_limits)
+        self._runner = Runner(self._nodes, self._desk, quarantine, clock, limits)
+        self._runner.knows = self.directory.knows
+        self._changed = asyncio.Event()
+        self._is_closing = False
+
+    # --- running ---
+
+    async def run(self) -> None:
+        """Keep every node linked until cancelled. Everything that runs then ends with an error."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for node in self._nodes.values():
+                    group.create_task(node.run())
+                try:
+                    while True:
+                        await asyncio.sleep(TICK_MS / 1_000)
+                        self._runner.tick()
+                finally:
+                    self._is_closing = True
+        finally:
+            for generation in list(self._runner.generations.values()):
+                generation.break_off(
+                    CapacityError(
+                        "the head stops", code=ErrorCode.DRAINING, retry_after_ms=RETRY_MS
+                    )
+                )
+
+    async def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until a node is up, and for a moment until each was tried; then say what is served.
+
+        Returns whether the fleet can serve. Reports every node that could not be reached so far.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.health().is_ready:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        try:
+            async with asyncio.timeout(min(timeout_s, FIRST_DIAL_MS / 1_000)):
+                for node in self._nodes.values():
+                    await node.tried.wait()
+        except TimeoutError:
+            pending = [node.title for node in self._nodes.values() if not node.tried.is_set()]
+            log(logger, "warning", "nodes not reached yet", nodes=", ".join(pending))
+        for model in self.directory.models():
+            if model.is_up:
+                log(
+                    logger,
+                    "info",
+                    f"{model.name}: context window {model.window} tokens (the largest node's)",
+                )
+        return True
+
+    def relocate(self, key: str, host: str, port: int) -> None:
+        """Say where the node named `key` listens now (a local node after a start)."""
+        self._nodes[key].relocate(host, port)
+
+    # --- generations ---
+
+    def generate(self, request: GenerationRequest) -> Generation:
+        """Make a generation; it starts when its context is entered.
+
+        Raises InvalidRequestError, GenerationError or CapacityError for what cannot even start.
+        """
+        self._judge(request)
+        session = 0
+        while session == 0 or session in self._runner.generations:
+            session = self._drawn.getrandbits(SESSION_BITS)
+        machine = GenerationMachine(request, self._options.fleet_limits)
+        return Generation(self._runner, session, request, machine)
+
+    def _judge(self, request: GenerationRequest) -> None:
+        if self._is_closing:
+            raise CapacityError("the head stops", code=ErrorCode.DRAINING, retry_after_ms=RETRY_MS)
+        model = self.directory.model(request.model)
+        if model is None:
+            if not self.directory.models():
+                text = "no node has been reached yet"
+                raise CapacityError(text, code=ErrorCode.NO_WORKER, retry_after_ms=RETRY_MS)
+            raise InvalidRequestError(
+                f"the model '{request.model[:200]}' does not exist",
+                param="model",
+                code=ErrorCode.MODEL_NOT_FOUND,
+            )
+        asked = len(request.prompt) + request.max_output
+        if asked > model.window:
+            raise InvalidRequestError(
+                f"the prompt has {len(request.prompt)} tokens and asks for up to "
+                f"{request.max_output}; the context window is {model.window} tokens",
+                code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+            )
+        if self._runner.quarantine.holds(request, self._clock.now_ns()):
+            raise GenerationError(
+                "a request like this was running each time that a node's process died",
+                code=ErrorCode.REQUEST_QUARANTINED,
+                retryable=False,
+            )
+
+    # --- what people and programs are told ---
+
+    def models(self) -> list[ServedModel]:
+        return self.directory.models()
+
+    def health(self) -> FleetHealth:
+        """Say how the fleet stands, for /health and /readyz."""
+        now_ns = self._clock.now_ns()
+        nodes = [state_of(node, now_ns) for node in self._nodes.values()]
+        is_ready = not self._is_closing and any(
+            node.is_up and not node.is_draining and node.models for node in nodes
+        )
+        return FleetHealth(
+            is_ready,
+            nodes,
+            waiting=len(self._runner.room),
+            running=len(self._runner.generations),
+            is_insecure=self._options.keys is None,
+        )
+
+    @property
+    def counters(self) -> Counters:
+        return self._runner.counters
+
+    def waiting_by_class(self) -> tuple[int, ...]:
+        return self._runner.room.by_class()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything about the fleet as plain values, for GET /v1/fleet."""
+        health = self.health()
+        return {
+            "ready": health.is_ready,
+            "policy": self._options.policy.value,
+            "nodes": [asdict(node) for node in health.nodes],
+            "models": [asdict(model) for model in self.models()],
+            "waiting": self.waiting_by_class(),
+            "running": health.running,
+            "counters": asdict(self.counters),
+        }
+
+    def why(self, request_id: str) -> list[PlacementRecord]:
+        """Return the placements of a recent request with the scores that were compared."""
+        return self._desk.why(request_id)
+
+    # --- asking nodes ---
+
+    async def fetch_file(self, model: str, name: str) -> bytes | None:
+        """Fetch one of the model's small text files from a node that serves it."""
+        for node in self._nodes.values():
+            if node.is_linked and model in node.view.offers:
+                return await node.asks.file(node, model, name)
+        text = "no node that serves this model is up"
+        raise CapacityError(text, code=ErrorCode.NO_WORKER, retry_after_ms=RETRY_MS)
+
+    async def node_stats(self, name: str) -> bytes:
+        """Fetch a node's metrics and scheduler stats, as JSON."""
+        node = self._named(name)
+        return await node.asks.stats(node)
+
+    async def node_sessions(self, name: str) -> Sequence[SessionRow]:
+        """Fetch what runs and waits on a node."""
+        node = self._named(name)
+        return await node.asks.sessions(node)
+
+    def drain(self, name: str, grace_ms: int) -> bool:
+        """Order a node to drain; False when it is not linked."""
+        node = self._named(name)
+        is_sent = node.send(DrainOrder(grace_ms))
+        if is_sent:
+            node.view.is_draining = True
+        return is_sent
+
+    def _named(self, name: str) -> FleetNode:
+        for node in self._nodes.values():
+            if name in (node.title, node.identity, node.key):
+                return node
+        raise InvalidRequestError(f"no node is called '{name[:200]}'", param="node")
+
+    # --- hooks of the nodes ---
+
+    def admit(self, node: FleetNode, welcome: Welcome) -> Admission:
+        return self.directory.admit(node.key, node.title, welcome)
+
+    def node_up(self, node: FleetNode) -> None:
+        standing = node.standing
+        assert standing is not None, "up without a link"
+        for offer in standing.offers.values():
+            log(
+                logger,
+                "info",
+                f"fleet node '{node.title}' at {node.address}: {offer.name}, "
+                f"context window {offer.window} tokens, {offer.lanes} lanes",
+            )
+        self._changed.set()
+        self._runner.pump_soon()
+
+    def node_down(self, node: FleetNode, loss: Loss) -> None:
+        if loss is not Loss.HUNG:
+            self.directory.leave(node.key)
+        if not self._is_closing:
+            self._runner.node_lost(node, loss)
+        self._changed.set()
+
+    def boot_judged(self, boot: str, *, is_lost: bool) -> None:
+        self._runner.boot_judged(boot, is_lost=is_lost)
+
+    def heard(self, node: FleetNode, message: SessionMessage) -> None:
+        self._runner.heard(node, message)
+
+    def loaded(self, node: FleetNode) -> None:
+        if node.view.is_up:
+            self._runner.pump_soon()
+
+    def stalled(self, slot: Slot) -> None:
+        self._runner.stalled(slot)

@@ -1,0 +1,75 @@
+"""How the fleet stands, as values for /health, /readyz, /v1/fleet and metrics. Reads nodes, changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from superfluid_head.fleet.node import FleetNode
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One node for a person or a gauge. `detail` says why it is not up."""
+
+    name: str
+    address: str
+    is_up: bool
+    state: str
+    detail: str
+    boot: str
+    models: tuple[str, ...]
+    lanes: int
+    lanes_busy: int
+    queued: int
+    sessions: int
+    blocks: int
+    blocks_used: int
+    prefill_rate: float
+    circuit: str
+    is_draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FleetHealth:
+    """The fleet in a few words."""
+
+    is_ready: bool
+    nodes: Sequence[NodeState]
+    waiting: int = 0
+    running: int = 0
+    is_insecure: bool = False
+
+
+def state_of(node: FleetNode, now_ns: int) -> NodeState:
+    view, standing = node.view, node.standing
+    offers = () if standing is None else tuple(standing.offers.values())
+    return NodeState(
+        name=node.title,
+        address=str(node.address),
+        is_up=view.is_up,
+        state=_word(node),
+        detail="" if view.is_up and not node.complaint else node.complaint,
+        boot="" if standing is None else standing.welcome.boot,
+        models=tuple(offer.name for offer in offers),
+        lanes=max((offer.lanes for offer in offers), default=0),
+        lanes_busy=view.load.lanes_busy,
+        queued=view.load.queued,
+        sessions=view.held.sessions,
+        blocks=view.load.blocks,
+        blocks_used=view.load.blocks_used,
+        prefill_rate=view.load.prefill_rate,
+        circuit=node.circuit.state(now_ns).value,
+        is_draining=view.is_draining,
+    )
+
+
+def _word(node: FleetNode) -> str:
+    view = node.view
+    if not node.is_linked:
+        return "down"
+    if not view.is_up:
+        return "hung"
+    if view.is_draining:
+        return "draining"
+    return "suspect" if view.is_suspect else "up"

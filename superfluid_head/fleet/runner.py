@@ -1,0 +1,399 @@
+"""Runs generations: does what their machines ask for, and tells them what nodes and time did.
+
+Everything here is synchronous, between awaits: a reader of a link never waits for a client, and choice, reservation and
+OPEN are one step. Who cannot be placed waits in the room; whatever may have freed a slot pumps it. Holds no policy:
+failover is `generation.py`'s, choice is `placement`'s, order is `queue.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from superfluid_core.clock import MS, Clock
+from superfluid_core.errors import CapacityError, ErrorCode, LocalProtocolError
+from superfluid_core.limits import FleetLimits, LinkLimits
+from superfluid_core.logs import log
+from superfluid_core.placement.policies import Refusal, RefusalKind
+from superfluid_core.placement.reserve import Placed as Reserved
+from superfluid_core.session import FinishReason, QosClass
+from superfluid_core.wire.messages import CancelSession, SetClass, Tokens
+from superfluid_head.fleet import transitions as t
+from superfluid_head.fleet.desk import Desk
+from superfluid_head.fleet.events import EndEvent, MovedEvent, ProgressEvent, TokensEvent
+from superfluid_head.fleet.generation import Phase
+from superfluid_head.fleet.node import FleetNode, SessionMessage
+from superfluid_head.fleet.quarantine import QuarantineTable
+from superfluid_head.fleet.queue import Ticket, WaitingRoom
+from superfluid_head.fleet.standing import Slot
+from superfluid_head.fleet.stream import Generation
+from superfluid_head.fleet.translate import error_of, input_of, open_of, too_long, wait_over
+
+logger = logging.getLogger(__name__)
+
+BUSY_MS = 100
+BUSY_MS_MAX = 10_000
+NO_WORKER_RETRY_MS = 5_000
+SECONDS_EACH_UNKNOWN = 1.0
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened, for metrics. Monotone."""
+
+    placements: int = 0
+    moves: int = 0
+    stale_rows: int = 0
+    faults: int = 0
+    quarantined: int = 0
+    ended: int = 0
+    failed: int = 0
+
+
+class Runner:
+    """Owner of all generations of one head."""
+
+    def __init__(
+        self,
+        nodes: dict[str, FleetNode],
+        desk: Desk,
+        quarantine: QuarantineTable,
+        clock: Clock,
+        limits: tuple[FleetLimits, LinkLimits],
+    ) -> None:
+        self.generations: dict[int, Generation] = {}
+        self.room = WaitingRoom(limits[0])
+        self.counters = Counters()
+        self.quarantine = quarantine
+        self.knows: Callable[[str], bool] = lambda _model: False
+        self._nodes = nodes
+        self._desk = desk
+        self._clock = clock
+        self._link_limits = limits[1]
+        self._is_pump_due = False
+
+    # --- generations ---
+
+    def begin(self, generation: Generation) -> None:
+        self.generations[generation.session] = generation
+        self._act(generation, generation.machine.begin())
+
+    def feed(self, generation: Generation, event: t.Input) -> None:
+        """Tell a generation's machine what happened and do what it asks for."""
+        machine = generation.machine
+        before = machine.stale_rows
+        actions = machine.on_event(event, self._clock.now_ns())
+        self.counters.stale_rows += machine.stale_rows - before
+        self._act(generation, actions)
+
+    def finish(self, generation: Generation) -> None:
+        """Forget a generation that has ended; its reader has left."""
+        assert generation.machine.phase is Phase.ENDED, "left while it runs"
+        self.room.leave(generation.session)
+        self.generations.pop(generation.session, None)
+
+    def set_class(self, generation: Generation, qos: QosClass) -> None:
+        generation.qos = qos
+        self.room.set_qos(generation.session, qos)
+        slot = generation.waiting.slot
+        if slot is not None:
+            slot.reservation.set_qos(qos)
+            self._nodes[slot.key].send(SetClass(slot.session, slot.epoch, qos))
+
+    # --- what nodes say and do ---
+
+    def heard(self, node: FleetNode, message: SessionMessage) -> None:
+        standing = node.standing
+        assert standing is not None, "heard without a link"
+        link = standing.number
+        if isinstance(message, Tokens):
+            for row in message.rows:
+                arrived = t.Arrived(
+                    link, row.epoch, row.first, row.ids, row.logprobs, row.finish, row.stop_id
+                )
+                self._hear(row.session, arrived)
+            return
+        self._hear(message.session, input_of(link, message))
+
+    def _hear(self, session: int, event: t.NodeInput) -> None:
+        generation = self.generations.get(session)
+        if generation is None:
+            self.counters.stale_rows += isinstance(event, t.Arrived)
+            return
+        slot = generation.waiting.slot
+        if slot is not None and slot.epoch == event.epoch and slot.link == event.link:
+            slot.progressed_ns = self._clock.now_ns()
+            if isinstance(event, t.Acknowledged):
+                slot.is_acknowledged = True
+                slot.reservation.acknowledge()
+                generation.waiting.since_ns = 0
+        self.feed(generation, event)
+
+    def stalled(self, slot: Slot) -> None:
+        generation = self.generations.get(slot.session)
+        if generation is not None:
+            self.feed(generation, t.Stalled(slot.link, slot.epoch))
+
+    def node_lost(self, node: FleetNode, loss: t.Loss) -> None:
+        """Move everything that was placed on `node`."""
+        for slot in list(node.slots.values()):
+            generation = self.generations.get(slot.session)
+            if generation is not None:
+                self.feed(generation, t.NodeLost(slot.link, loss))
+        if loss is not t.Loss.GOING:
+            self.fault(node, loss.value)
+
+    def boot_judged(self, boot: str, *, is_lost: bool) -> None:
+        for generation in list(self.generations.values()):
+            self.feed(generation, t.BootVerdict(boot, is_lost))
+
+    def fault(self, node: FleetNode, reason: str) -> None:
+        """Count a fault of `node`; its circuit may open, unless it is the last that works."""
+        now_ns = self._clock.now_ns()
+        self.counters.faults += 1
+        is_last = self._desk.is_last_healthy(node, now_ns)
+        if node.circuit.fault(now_ns, is_last_healthy=is_last):
+            log(logger, "warning", "node rests after faults", node=node.title, reason=reason)
+
+    # --- time ---
+
+    def tick(self) -> None:
+        """Let time pass for deadlines, doubts and waits."""
+        now_ns = self._clock.now_ns()
+        for ticket, code in self.room.expired(now_ns):
+            generation = self.generations.get(ticket.session)
+            if generation is not None:
+                self.feed(generation, t.NotPlaced(code, wait_over(code), NO_WORKER_RETRY_MS))
+        for generation in list(self.generations.values()):
+            self.feed(generation, t.Tick())
+        if len(self.room):
+            self.pump()
+
+    def pump_soon(self) -> None:
+        """Place who waits, once, when the current step is over."""
+        if not self._is_pump_due and len(self.room):
+            self._is_pump_due = True
+            asyncio.get_running_loop().call_soon(self.pump)
+
+    def pump(self) -> None:
+        """Place everyone who can be placed, in order. A kind of session that found no room blocks its like."""
+        self._is_pump_due = False
+        now_ns = self._clock.now_ns()
+        blocked: set[tuple[str, str | None, bool, bool]] = set()
+        for ticket in self.room.in_order(now_ns):
+            generation = self.generations.get(ticket.session)
+            wanted = None if generation is None else generation.waiting.place
+            if generation is None or wanted is None:
+                self.room.leave(ticket.session)
+                continue
+            journal = generation.machine.journal
+            is_interactive = generation.qos is QosClass.INTERACTIVE
+            kind = (generation.request.model, journal.weights, wanted.is_move, is_interactive)
+            if kind in blocked:
+                continue
+            verdict = self._desk.place(generation, wanted, now_ns)
+            if isinstance(verdict, Reserved):
+                self._settle(generation, ticket, verdict, now_ns)
+            elif self._refuse(generation, ticket, verdict, now_ns):
+                blocked.add(kind)
+
+    def _refuse(
+        self, generation: Generation, ticket: Ticket, refusal: Refusal, now_ns: int
+    ) -> bool:
+        """Act on a refusal. True if waiting helps and others of this kind need not be tried either."""
+        model = generation.request.model
+        match refusal.kind:
+            case RefusalKind.FULL:
+                ticket.without_node_since_ns = None
+                return not refusal.scores or all(s.fit == "lanes full" for s in refusal.scores)
+            case RefusalKind.TOO_LONG:
+                self.room.leave(ticket.session)
+                self.feed(generation, too_long(generation, refusal))
+                return False
+            case RefusalKind.UNKNOWN_MODEL if not self.knows(model):
+                self.room.leave(ticket.session)
+                text = f"the model '{model}' does not exist"
+                self.feed(generation, t.NotPlaced(ErrorCode.MODEL_NOT_FOUND, text))
+                return False
+            case RefusalKind.NO_NODE | RefusalKind.UNKNOWN_MODEL:
+                if ticket.without_node_since_ns is None:
+                    ticket.without_node_since_ns = now_ns
+                return False
+
+    def _settle(
+        self, generation: Generation, ticket: Ticket, placed: Reserved, now_ns: int
+    ) -> None:
+        """Use a reserved node: bind the session to the node's link as it stands now."""
+        choice, reservation = placed
+        node = self._nodes[choice.node]
+        standing, request = node.standing, generation.request
+        assert standing is not None, "a node without a link was chosen"
+        self.room.leave(ticket.session)
+        wanted = generation.waiting.place
+        assert wanted is not None, "placed without being asked"
+        generation.waiting.place = None
+        epoch = generation.machine.journal.epoch
+        generation.waiting.slot = Slot(
+            ticket.session, epoch, standing.number, node.key, node.title, reservation, now_ns
+        )
+        node.slots[ticket.session] = generation.waiting.slot
+        self._log_placement(generation, wanted, placed, (now_ns - ticket.since_ns) // MS)
+        offer = standing.offers[request.model]
+        stops = frozenset(request.stop_ids)
+        self.feed(
+            generation,
+            t.Placed(
+                node=node.key,
+                boot=standing.welcome.boot,
+                link=standing.number,
+                weights=offer.weights,
+                vocabulary=offer.vocabulary,
+                stop_ids=stops if request.ignore_eos else stops | frozenset(offer.eos_ids),
+                max_output=choice.max_output,
+            ),
+        )
+
+    def _log_placement(
+        self, generation: Generation, wanted: t.Place, placed: Reserved, waited_ms: int
+    ) -> None:
+        self.counters.placements += 1
+        record = self._desk.record(generation, wanted, placed.choice, waited_ms)
+        log(
+            logger,
+            "info",
+            "placed",
+            request=generation.request.request_id,
+            choice=record.choice,
+            node=record.node,
+            reason=record.reason,
+            epoch=record.epoch,
+            policy=record.policy,
+            waited_ms=waited_ms,
+            scores="; ".join(record.scores),
+        )
+
+    # --- doing what machines ask for ---
+
+    def _act(self, generation: Generation, actions: list[t.Action]) -> None:
+        for action in actions:
+            if isinstance(action, t.NodeAction):
+                self._act_on_node(generation, action)
+            else:
+                self._act_on_reader(generation, action)
+
+    def _act_on_node(self, generation: Generation, action: t.NodeAction) -> None:
+        match action:
+            case t.Place():
+                self._wait(generation, action)
+            case t.SendOpen():
+                self._open(generation, action)
+            case t.Leave():
+                self._leave(generation, action)
+            case t.Blame():
+                self.fault(self._nodes[action.node], action.reason)
+            case t.Postpone():
+                pause_ms = min(max(action.retry_after_ms or 0, BUSY_MS), BUSY_MS_MAX)
+                self._nodes[action.node].view.busy_until_ns = self._clock.now_ns() + pause_ms * MS
+
+    def _act_on_reader(self, generation: Generation, action: t.ReaderAction) -> None:
+        journal = generation.machine.journal
+        match action:
+            case t.Deliver():
+                self._note_success(generation)
+                generation.push(TokensEvent(action.first, action.ids, action.logprobs))
+            case t.Report():
+                generation.push(ProgressEvent(action.done, action.total, action.cached))
+            case t.Announce():
+                self._announce(generation, action)
+            case t.Quarantine():
+                self.counters.quarantined += 1
+                self.quarantine.add(generation.request, self._clock.now_ns())
+            case t.End():
+                self._learn(generation, action.reason)
+                self.counters.ended += 1
+                generation.push(
+                    EndEvent(action.reason, action.stop_id, journal.cached, journal.moves)
+                )
+            case t.Fail():
+                self.room.leave(generation.session)
+                self.counters.failed += 1
+                generation.break_off(error_of(action))
+
+    def _wait(self, generation: Generation, wanted: t.Place) -> None:
+        """Queue, and place at once whoever can be: a newcomer does not overtake those who wait."""
+        now_ns = self._clock.now_ns()
+        waiting = generation.waiting
+        waiting.place = wanted
+        waiting.since_ns = waiting.since_ns or now_ns
+        is_accepted = wanted.is_move or generation.machine.journal.epoch > 1
+        self.room.enter(generation.session, generation.qos, waiting.since_ns, is_move=is_accepted)
+        self.pump()
+        try:
+            self.room.judge_room(generation.session, SECONDS_EACH_UNKNOWN)
+        except CapacityError as error:
+            refused = t.NotPlaced(error.code, error.message, error.retry_after_ms)
+            self.feed(generation, refused)
+
+    def _open(self, generation: Generation, action: t.SendOpen) -> None:
+        slot, request = generation.waiting.slot, generation.request
+        assert slot is not None, "OPEN without a slot"
+        node = self._nodes[slot.key]
+        standing = node.standing
+        if standing is None:
+            return
+        journal = generation.machine.journal
+        ttl_ms = min(self._link_limits.lease_ttl_ms, standing.welcome.lease_ttl_max_ms)
+        lease = (standing.stamp_ns, ttl_ms)
+        message = open_of(journal, slot, generation.qos, action.max_output, lease)
+        if request.deadline_ns is not None:
+            left_ms = max(1, (request.deadline_ns - self._clock.now_ns()) // MS)
+            message = replace(message, deadline_ms=left_ms)
+        try:
+            node.send(message)
+        except LocalProtocolError as error:
+            self.feed(generation, t.NotPlaced(ErrorCode.INVALID_REQUEST, error.message))
+
+    def _leave(self, generation: Generation, action: t.Leave) -> None:
+        slot, generation.waiting.slot = generation.waiting.slot, None
+        assert slot is not None, "left without a slot"
+        assert slot.epoch == action.epoch, "left another placement"
+        node = self._nodes[slot.key]
+        slot.reservation.release()
+        node.slots.pop(slot.session, None)
+        node.circuit.probe_over()
+        standing = node.standing
+        if action.is_told and standing is not None and standing.number == slot.link:
+            node.send(CancelSession(slot.session, slot.epoch, action.reason))
+        self.pump_soon()
+
+    def _note_success(self, generation: Generation) -> None:
+        slot = generation.waiting.slot
+        if slot is None or slot.is_begun:
+            return
+        slot.is_begun = True
+        slot.reservation.started()
+        self._nodes[slot.key].circuit.success(self._clock.now_ns())
+        self.pump_soon()
+
+    def _announce(self, generation: Generation, action: t.Announce) -> None:
+        self.counters.moves += 1
+        journal = generation.machine.journal
+        log(
+            logger,
+            "warning",
+            "moved",
+            request=generation.request.request_id,
+            choice=generation.request.choice,
+            moves=action.moves,
+            reason=action.reason,
+            epoch=journal.epoch,
+            delivered=len(journal.ids),
+        )
+        generation.push(MovedEvent(action.moves, action.reason))
+
+    def _learn(self, generation: Generation, reason: FinishReason) -> None:
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            request, count = generation.request, len(generation.machine.journal.ids)
+            self._desk.lengths.learn(request.model, request.tenant, count)

@@ -1,0 +1,44 @@
+"""What is true of a node while one link to it stands, and of a session while it is placed there. Plain state.
+
+A `Standing` is made at WELCOME and never revived: `loss` says why it ended. `number` names the link in the acceptance rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from superfluid_core.link.link import Link
+from superfluid_core.placement.reserve import Reservation
+from superfluid_core.wire.messages import ModelOffer, Status, Welcome
+from superfluid_head.fleet.pulse import Pulse
+from superfluid_head.fleet.transitions import Loss
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One session placed on one node: its reservation, and when it last moved on."""
+
+    session: int
+    epoch: int
+    link: int
+    key: str
+    title: str
+    reservation: Reservation
+    progressed_ns: int
+    is_acknowledged: bool = False
+    is_begun: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Standing:
+    """One link that stands. `stamp_ns` is the newest stamp of the node's clock."""
+
+    link: Link
+    welcome: Welcome
+    number: int
+    offers: dict[str, ModelOffer]
+    pulse: Pulse
+    stamp_ns: int
+    status: Status | None = None
+    loss: Loss | None = None
+    is_going: bool = False

@@ -1,0 +1,313 @@
+"""Runs one head: sockets, fleet, HTTP, signals; the owner of every task of the process.
+
+Order matters: what can fail at once fails first (sockets, keys, model files), then the fleet is dialled, then HTTP
+serves. SIGTERM: `/readyz` is 503 at once, new generations are refused, running ones finish up to the drain limit, the
+rest end with an error, exit 0. A second signal cuts at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from superfluid_core.clock import MS, SECOND, Clock
+from superfluid_core.errors import ConfigError, SuperfluidError
+from superfluid_core.limits import HttpLimits, LinkLimits
+from superfluid_core.link.addresses import format_address
+from superfluid_core.link.keys import FleetKeys, load_keys
+from superfluid_core.logs import log
+from superfluid_core.notify import READY, STOPPING, notify
+from superfluid_core.placement.policies import Policy
+from superfluid_head.api.inflight import Inflight
+from superfluid_head.api.protocol import protocol_class
+from superfluid_head.api.state import Head
+from superfluid_head.app import build_app
+from superfluid_head.config import HeadConfig, version
+from superfluid_head.fleet.fleet import Fleet, FleetOptions
+from superfluid_head.fleet.local import LOCAL_KEY, LocalNode
+from superfluid_head.listeners import bound, judge_exposure, loopback_ports, open_sockets
+from superfluid_head.metrics import HeadMetrics
+from superfluid_head.text.catalog import TextCatalog
+from superfluid_head.text.chat import TextWorkers
+
+__all__ = ["http_server", "open_sockets", "run_head"]
+
+CUT_GRACE_MS = 2_000
+CLOSE_S = 5
+LAG_MS = 500
+REACH_MS = 10_000
+
+_logger = logging.getLogger(__name__)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: they are the head's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def http_server(app: ASGIApp, limits: HttpLimits) -> uvicorn.Server:
+    """Make the HTTP server; call its `serve(sockets=...)`."""
+    return _Server(
+        uvicorn.Config(
+            app,
+            http=protocol_class(limits),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=limits.keep_alive_s,
+            timeout_graceful_shutdown=CLOSE_S,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a running head is made of."""
+
+    fleet: Fleet
+    texts: TextCatalog
+    head: Head
+    server: uvicorn.Server
+
+
+async def run_head(config: HeadConfig, clock: Clock) -> None:
+    """Serve until told to stop. Raises SuperfluidError when it cannot."""
+    sockets = open_sockets(config.http)
+    try:
+        await _run(config, clock, sockets)
+    except BaseExceptionGroup as failures:
+        found, _ = failures.split(SuperfluidError)
+        if found is None:
+            raise
+        raise _leaf(found) from None
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _leaf(failures: BaseExceptionGroup[SuperfluidError]) -> BaseException:
+    failure: BaseException = failures
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure
+
+
+async def _run(config: HeadConfig, clock: Clock, sockets: list[socket.socket]) -> None:
+    places = bound(sockets)
+    is_open = judge_exposure(
+        places, has_key=not config.keys.is_empty, insecure=config.insecure_no_auth
+    )
+    workers = TextWorkers(config.limits)
+    local = None if config.fleet else _local_node(config, clock)
+    place = None if local is None else _Place(local)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [] if local is None else [group.create_task(local.run())]
+            texts = TextCatalog(workers)
+            await asyncio.to_thread(_load_texts, config, texts)
+            fleet = _fleet(config, clock, texts, local)
+            if place is not None:
+                place.attach(fleet)
+            warnings = _warnings(config, is_open=is_open)
+            head = _head(config, clock, fleet, texts, warnings)
+            server = http_server(build_app(head, loopback_ports(places)), config.limits)
+            parts = _Parts(fleet, texts, head, server)
+            tasks += [
+                group.create_task(fleet.run()),
+                group.create_task(texts.follow(fleet)),
+                group.create_task(_watch_lag(head.metrics, clock)),
+                group.create_task(_announce(fleet)),
+                group.create_task(_repeat_warnings(warnings)),
+                group.create_task(_stop_on_signal(parts, config)),
+            ]
+            _say_ready(config, places)
+            await server.serve(sockets=sockets)
+            for task in tasks:
+                task.cancel()
+    finally:
+        workers.close()
+
+
+def _load_texts(config: HeadConfig, texts: TextCatalog) -> None:
+    name = config.model_name
+    for spec in config.models:
+        texts.load(spec, name, offline=config.offline, token=config.around.hub_token)
+
+
+def _local_node(config: HeadConfig, clock: Clock) -> LocalNode:
+    arguments = ["--model", config.models[0]]
+    if config.model_name:
+        arguments += ["--model-name", config.model_name]
+    if config.offline:
+        arguments.append("--offline")
+    arguments += ["--log-format", config.log_format, "--log-level", config.log_level]
+    return LocalNode([*arguments, *config.node_arguments], clock)
+
+
+def _fleet(config: HeadConfig, clock: Clock, texts: TextCatalog, local: LocalNode | None) -> Fleet:
+    nodes = config.fleet if local is None else (local.address,)
+    options = FleetOptions(
+        nodes=nodes,
+        head=f"{socket.gethostname().split('.')[0][:40] or 'head'}-{os.urandom(4).hex()}",
+        keys=_fleet_keys(config) if local is None else local.keys,
+        policy=Policy(config.placement),
+        allow_mixed=config.allow_mixed,
+        texts={text.name: text.fingerprint for text in texts},
+        link_limits=replace(LinkLimits(), dead_ms=config.fleet_dead_ms),
+    )
+    return Fleet(options, clock)
+
+
+class _Place:
+    """Where the local node listens; whichever comes first, node or fleet, waits here for the other."""
+
+    def __init__(self, local: LocalNode) -> None:
+        self._fleet: Fleet | None = None
+        self._last: tuple[str, int] | None = None
+        local.on_ready = self._moved
+
+    def attach(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        if self._last is not None:
+            fleet.relocate(LOCAL_KEY, *self._last)
+
+    def _moved(self, host: str, port: int) -> None:
+        self._last = (host, port)
+        if self._fleet is not None:
+            self._fleet.relocate(LOCAL_KEY, host, port)
+
+
+def _fleet_keys(config: HeadConfig) -> FleetKeys | None:
+    return None if config.fleet_auth is None else load_keys(config.fleet_auth)
+
+
+def _warnings(config: HeadConfig, *, is_open: bool) -> tuple[str, ...]:
+    found = []
+    if is_open:
+        found.append("clients off this machine need no API key (--insecure-no-auth)")
+    if config.fleet and config.fleet_auth is None:
+        found.append("links to nodes are neither encrypted nor authenticated (--insecure-no-auth)")
+    return tuple(found)
+
+
+def _head(
+    config: HeadConfig, clock: Clock, fleet: Fleet, texts: TextCatalog, warnings: tuple[str, ...]
+) -> Head:
+    metrics = HeadMetrics()
+    return Head(
+        fleet=fleet,
+        texts=texts,
+        keys=config.keys,
+        metrics=metrics,
+        inflight=Inflight(metrics),
+        clock=clock,
+        limits=config.limits,
+        created_s=clock.wall_s(),
+        version=version(),
+        warnings=warnings,
+        debug_headers=config.debug_headers,
+    )
+
+
+def _say_ready(config: HeadConfig, places: list[tuple[str, int]]) -> None:
+    for place in places:
+        log(_logger, "info", f"listening on http://{format_address(*place)}/v1")
+    if config.ready_file is not None:
+        _write_ready(config.ready_file, places)
+    notify(READY, config.around.notify_socket)
+
+
+def _write_ready(path: Path, places: list[tuple[str, int]]) -> None:
+    """Write atomically: whoever sees the file sees all of it."""
+    body = json.dumps({"pid": os.getpid(), "http": [list(place) for place in places]})
+    draft = path.with_name(path.name + ".new")
+    try:
+        draft.write_text(body, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write the ready file {path}: {error.strerror}") from None
+
+
+async def _announce(fleet: Fleet) -> None:
+    if not await fleet.wait_ready(REACH_MS / 1000):
+        log(_logger, "warning", "no node serves a model yet; /readyz stays 503")
+
+
+async def _watch_lag(metrics: HeadMetrics, clock: Clock) -> None:
+    while True:
+        due_ns = clock.now_ns() + LAG_MS * MS
+        await asyncio.sleep(LAG_MS / 1000)
+        metrics.loop_lag_s.observe(max(0, clock.now_ns() - due_ns) / SECOND)
+
+
+async def _repeat_warnings(warnings: tuple[str, ...]) -> None:
+    while warnings:
+        for words in warnings:
+            log(_logger, "warning", words)
+        await asyncio.sleep(LinkLimits().insecure_warning_s)
+
+
+class _Signals:
+    """Two events: told to stop, and told again."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+
+    def hear(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+
+async def _stop_on_signal(parts: _Parts, config: HeadConfig) -> None:
+    """Wait for SIGTERM or SIGINT, drain, then let the server end."""
+    loop = asyncio.get_running_loop()
+    signals = _Signals()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.hear)
+    inflight = parts.head.inflight
+    try:
+        await signals.first.wait()
+        inflight.drain()
+        notify(STOPPING, config.around.notify_socket)
+        log(_logger, "info", "draining", in_flight=inflight.count)
+        await _drain(inflight, signals, config.limits.drain_ms)
+        log(_logger, "info", "stopped")
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        parts.server.should_exit = True
+
+
+async def _drain(inflight: Inflight, signals: _Signals, drain_ms: int) -> None:
+    """Until nothing runs, the limit passes or a second signal comes; then cut."""
+    async with asyncio.TaskGroup() as group:
+        idle = group.create_task(inflight.wait_idle())
+        again = group.create_task(signals.second.wait())
+        await asyncio.wait(
+            (idle, again), timeout=drain_ms / 1000, return_when=asyncio.FIRST_COMPLETED
+        )
+        idle.cancel()
+        again.cancel()
+    if inflight.count:
+        log(_logger, "warning", "ending what still runs", in_flight=inflight.count)
+        inflight.cut()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CUT_GRACE_MS / 1000):
+                await inflight.wait_idle()

@@ -1,0 +1,230 @@
+"""Text to ids: renders a conversation with the model's template and tokenizes it, never on the event loop.
+
+Owns the threads and the one process that do it, and their bounds. The tokenizer holds the interpreter lock, so length
+is judged first (bytes > window x the longest token can never fit), small texts go to a thread, and texts above
+`tokenize_inline_bytes_max` to a process of their own (decisions 24), started when first needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from superfluid_core.errors import CapacityError, ErrorCode, InvalidRequestError
+from superfluid_core.limits import HttpLimits
+from superfluid_core.modelfiles.template import ChatTemplate
+from superfluid_core.modelfiles.text_model import TextModel, from_text_files
+from superfluid_core.modelfiles.tokenizer import Tokenizer
+
+THREADS = 2
+WAITING_MAX = 256
+WAIT_MS = 30_000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What is to be rendered: messages in the template's form, and how the prompt is to end."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def bytes(self) -> int:
+        """Bytes of all text that the caller sent (a lower bound of what is rendered)."""
+        return _text_bytes(self.messages) + _text_bytes(self.tools or ())
+
+
+def _text_bytes(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode())
+    if isinstance(value, Mapping):
+        return sum(_text_bytes(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return sum(_text_bytes(item) for item in value)
+    return 0
+
+
+def encode_conversation(
+    template: ChatTemplate, tokenizer: Tokenizer, conversation: Conversation
+) -> tuple[int, ...]:
+    """Render and tokenize, blocking. Raises InvalidRequestError(TEMPLATE_ERROR) with the template's own words."""
+    rendered = template.render(
+        [dict(message) for message in conversation.messages],
+        tools=None if conversation.tools is None else [dict(tool) for tool in conversation.tools],
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        kwargs=conversation.kwargs,
+    )
+    return tuple(rendered.encode(tokenizer))
+
+
+class TextWorkers:
+    """The bounded threads and the lazy process shared by all models of a head."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self.limits = limits
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="text")
+        self._process: ProcessPoolExecutor | None = None
+        self._waiting = 0
+
+    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run `work` in a thread. Raises CapacityError when the line is too long or the wait too long."""
+        loop = asyncio.get_running_loop()
+        return await self._bounded(lambda: loop.run_in_executor(self._threads, work, *arguments))
+
+    async def in_process(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Run a picklable function in the text process, which is started on the first call."""
+        loop = asyncio.get_running_loop()
+        if self._process is None:
+            context = multiprocessing.get_context("spawn")
+            self._process = ProcessPoolExecutor(1, mp_context=context)
+        pool = self._process
+        try:
+            return await self._bounded(lambda: loop.run_in_executor(pool, work, *arguments))
+        except BrokenProcessPool:
+            self._process = None
+            raise CapacityError(
+                "the tokenizer process ended", code=ErrorCode.OVERLOADED, retry_after_ms=1_000
+            ) from None
+
+    async def _bounded(self, start: Callable[[], asyncio.Future[T]]) -> T:
+        if self._waiting >= WAITING_MAX:
+            raise CapacityError(
+                "too many requests wait to be tokenized",
+                code=ErrorCode.OVERLOADED,
+                retry_after_ms=1_000,
+            )
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(WAIT_MS / 1000):
+                return await start()
+        except TimeoutError:
+            raise CapacityError(
+                "tokenizing took too long", code=ErrorCode.TIMEOUT, retry_after_ms=5_000
+            ) from None
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        """End the threads and the process; work that waits is dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._process is not None:
+            self._process.shutdown(wait=False, cancel_futures=True)
+            self._process = None
+
+
+_loaded: dict[str, TextModel] = {}
+"""In the text process: the models that it has built, by fingerprint."""
+
+
+def _encode_elsewhere(
+    fingerprint: str, files: Mapping[str, bytes], conversation: Conversation
+) -> tuple[int, ...]:
+    """Body of the text process. What it needs of a model are its small text files."""
+    text = _loaded.get(fingerprint)
+    if text is None:
+        text = _loaded[fingerprint] = from_text_files(files)
+    template = text.template()
+    if template is None:
+        raise _no_template()
+    return encode_conversation(template, text.tokenizer(), conversation)
+
+
+def _no_template() -> InvalidRequestError:
+    return InvalidRequestError(
+        "this model has no chat template; use /v1/completions",
+        param="messages",
+        code=ErrorCode.TEMPLATE_ERROR,
+    )
+
+
+class ModelText:
+    """Tokenizer and template of one model. Immutable but for one lazily computed figure."""
+
+    def __init__(self, name: str, text: TextModel, workers: TextWorkers) -> None:
+        self.name = name
+        self.files = text.files
+        self.tokenizer = text.tokenizer()
+        self.template = text.template()
+        self.fingerprint = text.fingerprint()
+        self.window = text.config.window
+        self.eos_ids = frozenset(text.config.eos_ids)
+        self._workers = workers
+        self._token_bytes_max = 0
+
+    def longest_token_bytes(self) -> int:
+        """Bytes of the longest token: no prompt of more bytes than window x this can fit."""
+        if self._token_bytes_max == 0:
+            longest = max(
+                (len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.vocabulary)),
+                default=0,
+            )
+            self._token_bytes_max = max(1, longest)
+        return self._token_bytes_max
+
+    async def encode(self, conversation: Conversation, window: int) -> tuple[int, ...]:
+        """Return the prompt ids of a conversation. Raises InvalidRequestError when it can never fit `window`."""
+        if self.template is None:
+            raise _no_template()
+        size = conversation.bytes()
+        if size > window:
+            longest = await self._workers.in_thread(self.longest_token_bytes)
+            least = -(-size // longest)
+            if least > window:
+                raise too_long(window, least, None, at_least=True)
+        if size > self._workers.limits.tokenize_inline_bytes_max:
+            return await self._workers.in_process(
+                _encode_elsewhere, self.fingerprint, self.files, conversation
+            )
+        return await self._workers.in_thread(
+            encode_conversation, self.template, self.tokenizer, conversation
+        )
+
+    async def spell_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Ids of each word as a text's start and after a space, for `bad_words`."""
+        return await self._workers.in_thread(_spell_words, self.tokenizer, tuple(words))
+
+
+def _spell_words(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    spelled: dict[tuple[int, ...], None] = {}
+    for word in words:
+        for text in (word, " " + word.lstrip()):
+            ids = tuple(tokenizer.encode(text, allow_special=False))
+            if ids:
+                spelled[ids] = None
+    return tuple(spelled)
+
+
+def too_long(
+    window: int, prompt: int, output: int | None, *, at_least: bool = False
+) -> InvalidRequestError:
+    """Make the context overflow error: clients match on its words (http_api E3)."""
+    counted = f"at least {prompt}" if at_least else str(prompt)
+    asked = "" if output is None else f" and {output} tokens of output were requested"
+    return InvalidRequestError(
+        f"This model's maximum context length is {window} tokens, "
+        f"but the messages take {counted} tokens{asked}. Shorten one of them.",
+        param="messages",
+        code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+    )
+
+
+def output_budget(window: int, prompt: int, requested: int | None) -> int:
+    """How many ids may be sampled (http_api E4); raises InvalidRequestError when the request does not fit."""
+    limit = window - prompt
+    if limit <= 0:
+        raise too_long(window, prompt, requested)
+    if requested is None:
+        return limit
+    if requested > limit:
+        raise too_long(window, prompt, requested)
+    return requested

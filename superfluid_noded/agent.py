@@ -1,0 +1,259 @@
+"""The node's side of its links: what heads say becomes inputs of the scheduler.
+
+One object for all links of the process; everything runs on the event loop, between awaits. It decides nothing about lanes or
+tokens (the scheduler), shapes of messages (the wire), epochs and leases (`sessions.py`): it carries words. Effects go the
+other way in `teller.py`. Every accepted OPEN gets OPENED and exactly one end, unless its link is lost; a refused one gets
+REFUSE. A link that is lost or cannot take its frames loses its sessions at once: nobody could read them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from superfluid_core.clock import MS, Clock
+from superfluid_core.errors import ErrorCode, RemoteProtocolError
+from superfluid_core.limits import LinkLimits, WireLimits
+from superfluid_core.link.link import Link
+from superfluid_core.logs import log
+from superfluid_core.scheduler.plan import Cancel, Drain, Input, SetQos, Submit
+from superfluid_core.session import QosClass, SessionKey, SessionSpec
+from superfluid_core.wire.messages import (
+    CancelSession,
+    Closed,
+    CloseReason,
+    DrainOrder,
+    Goaway,
+    Hello,
+    Message,
+    Open,
+    Refuse,
+    Renew,
+    SetClass,
+    Welcome,
+)
+from superfluid_noded.answers import NodeCard
+from superfluid_noded.heads import Head, Live, Roster
+from superfluid_noded.judge import Denial, judge_open
+from superfluid_noded.sessions import LeaseLimits, SessionTable, Verdict
+
+logger = logging.getLogger(__name__)
+
+DRAIN_RETRY_MS = 1_000
+RATE_RETRY_MS = 100
+
+_VERDICTS = {
+    Verdict.STALE_EPOCH: ErrorCode.FENCED,
+    Verdict.FENCED: ErrorCode.FENCED,
+    Verdict.FUTURE_STAMP: ErrorCode.FENCED,
+    Verdict.FULL: ErrorCode.SESSION_LIMIT,
+}
+
+
+class Observer(Protocol):
+    """Who counts what passes by (metrics.py)."""
+
+    def queue_waited(self, qos: QosClass, seconds: float) -> None: ...
+
+    def first_token(self, qos: QosClass, seconds: float) -> None: ...
+
+    def next_token(self, qos: QosClass, seconds: float) -> None: ...
+
+    def tokens(self, tenant: str, kind: str, count: int) -> None: ...
+
+    def refused(self, code: ErrorCode) -> None: ...
+
+    def ended(self, finish: str) -> None: ...
+
+
+class Agent:
+    """Hears heads. `submit` reaches the scheduler; `on_change` is called when the load has changed."""
+
+    def __init__(
+        self,
+        card: NodeCard,
+        clock: Clock,
+        observer: Observer,
+        submit: Callable[..., None],
+        limits: LinkLimits,
+    ) -> None:
+        self.card = card
+        self.limits = limits
+        self.roster = Roster(
+            SessionTable(LeaseLimits(card.sessions_per_link_max, limits.lease_ttl_max_ms))
+        )
+        self.drain_until_ns: int | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        self._clock = clock
+        self._observer = observer
+        self._submit = submit
+        self._names = frozenset(card.names)
+        self._text_chars_max = WireLimits().text_chars_max
+
+    @property
+    def is_draining(self) -> bool:
+        return self.drain_until_ns is not None
+
+    # --- links ------------------------------------------------------------------------------------
+
+    def welcome(self, hello: Hello) -> Welcome | Refuse:
+        """Answer the first frame of a link."""
+        if self.is_draining:
+            return Refuse(ErrorCode.DRAINING, "this node is draining", DRAIN_RETRY_MS)
+        if len(self.roster.heads) >= self.limits.heads_max:
+            return Refuse(ErrorCode.OVERLOADED, "too many heads are linked to this node")
+        return self.card.welcome(hello, self.limits, self._clock.boot_ns())
+
+    def attach(self, link: Link) -> Head:
+        """Take in an established link."""
+        assert isinstance(link.peer, Hello), "a node's peer says HELLO"
+        head = self.roster.admit(link, link.peer.head)
+        log(logger, "info", "head linked", head=head.name, remote=link.remote)
+        return head
+
+    def detach(self, head: Head, reason: str) -> None:
+        """Forget a link and cancel what it had: its frames have nowhere to go."""
+        self.roster.heads.pop(head.number, None)
+        lost = [live for live in self.roster.live.values() if live.head is head]
+        for live in lost:
+            self.roster.forget(live, purge=False)
+            self._observer.ended("link-lost")
+        if lost:
+            self._submit(*(Cancel(live.run_key) for live in lost))
+        log(logger, "info", "head gone", head=head.name, reason=reason, sessions=len(lost))
+        self.on_change()
+
+    def receive(self, head: Head, message: Message) -> None:
+        """Handle one message about sessions (asks are the service's). Raises RemoteProtocolError."""
+        match message:
+            case Open():
+                self._open(head, message)
+            case CancelSession():
+                self._cancel(head, message)
+            case SetClass():
+                self._set_class(head, message)
+            case Renew():
+                stamp_ns, now_ns = message.stamp_ns, self._clock.boot_ns()
+                if not self.roster.table.renew(head.number, stamp_ns, now_ns):
+                    raise RemoteProtocolError("RENEW with a stamp that this node has not made")
+            case DrainOrder():
+                log(logger, "info", "drain ordered", head=head.name, grace_ms=message.grace_ms)
+                self.drain(message.grace_ms)
+            case _:
+                return
+
+    # --- sessions ---------------------------------------------------------------------------------
+
+    def _open(self, head: Head, message: Open) -> None:
+        judged = self._judge(head, message)
+        if isinstance(judged, Denial):
+            self._refuse(head, message, judged)
+            return
+        key = judged.key
+        lease = (message.lease_stamp_ns, message.lease_ttl_ms)
+        opening = self.roster.table.open(
+            key, message.epoch, head.number, lease, self._clock.boot_ns()
+        )
+        placement = opening.placement
+        if placement is None:
+            denial = Denial(_VERDICTS[opening.verdict], opening.verdict.value)
+            self._refuse(head, message, denial)
+            return
+        inputs: list[Input] = []
+        if opening.superseded is not None:
+            inputs += self._supersede(self.roster.live[opening.superseded.serial])
+        now_ns = self._clock.now_ns()
+        outputs = len(judged.delivered)
+        live = Live(placement, head, judged.qos, judged.tenant, now_ns, now_ns, outputs)
+        self.roster.live[placement.serial] = live
+        inputs.append(Submit(replace(judged, key=live.run_key)))
+        self._submit(*inputs)
+        self.on_change()
+
+    def _judge(self, head: Head, message: Open) -> SessionSpec | Denial:
+        now_ns = self._clock.now_ns()
+        if self.is_draining:
+            return Denial(ErrorCode.DRAINING, "this node is draining", DRAIN_RETRY_MS)
+        if not head.opens.take(now_ns):
+            return Denial(ErrorCode.RATE_LIMIT_EXCEEDED, "too many OPENs a second", RATE_RETRY_MS)
+        key = SessionKey(head.name, message.session)
+        return judge_open(message, self._names, self.card.info, key, now_ns)
+
+    def _supersede(self, old: Live) -> list[Input]:
+        """End an older placement of the same session; its head has raised the epoch and wants no word of it."""
+        self.roster.forget(old, purge=True)
+        self._observer.ended("superseded")
+        return [Cancel(old.run_key)]
+
+    def _refuse(self, head: Head, message: Open, denial: Denial) -> None:
+        self._observer.refused(denial.code)
+        text = denial.text[: self._text_chars_max]
+        fields = {"head": head.name, "session": message.session, "code": denial.code}
+        log(logger, "info", "session refused", **fields, text=text)
+        answer = Refuse(denial.code, text, denial.retry_after_ms, message.session, message.epoch)
+        self.roster.send(head, (answer,))
+
+    def _find(self, head: Head, session: int, epoch: int) -> Live | None:
+        key = SessionKey(head.name, session)
+        placement = self.roster.table.find(key, epoch, head.number)
+        return None if placement is None else self.roster.live[placement.serial]
+
+    def _cancel(self, head: Head, message: CancelSession) -> None:
+        live = self._find(head, message.session, message.epoch)
+        if live is not None:
+            head.link.purge(message.session, message.epoch)
+            self._submit(Cancel(live.run_key))
+
+    def _set_class(self, head: Head, message: SetClass) -> None:
+        live = self._find(head, message.session, message.epoch)
+        if live is not None:
+            live.qos = message.qos
+            self._submit(SetQos(live.run_key, message.qos))
+
+    # --- ends that the node decides ---------------------------------------------------------------
+
+    def end(self, doomed: Iterable[Live], reason: CloseReason, code: ErrorCode) -> None:
+        """Close sessions from this side, with their queued frames withdrawn."""
+        cancels: list[Input] = []
+        for live in list(doomed):
+            if not self.roster.forget(live, purge=True):
+                continue
+            self._observer.ended(reason.value)
+            closed = Closed(live.number, live.epoch, reason, code, reason.value)
+            self.roster.send(live.head, (closed,))
+            fields = {"head": live.head.name, "session": live.number, "epoch": live.epoch}
+            log(logger, "warning", "session closed by the node", **fields, reason=reason.value)
+            cancels.append(Cancel(live.run_key))
+        if cancels:
+            self._submit(*cancels)
+            self.on_change()
+
+    def end_lapsed(self) -> None:
+        """Fence what has outlived its lease."""
+        lapsed = self.roster.table.expire(self._clock.boot_ns())
+        doomed = [self.roster.live[placement.serial] for placement in lapsed]
+        self.end(doomed, CloseReason.FENCED, ErrorCode.FENCED)
+
+    def drain(self, grace_ms: int, *, leaving: bool = False) -> None:
+        """Refuse new sessions from now on; what runs may run for `grace_ms`. A second order can only shorten it.
+
+        A node that is `leaving` says GOAWAY; one that was only told to drain keeps its links and says so in STATUS.
+        """
+        if leaving:
+            for head in list(self.roster.heads.values()):
+                self.roster.send(head, (Goaway("draining"),))
+        until_ns = self._clock.now_ns() + grace_ms * MS
+        if self.drain_until_ns is not None:
+            self.drain_until_ns = min(self.drain_until_ns, until_ns)
+            return
+        self.drain_until_ns = until_ns
+        self._submit(Drain())
+        self.on_change()
+
+    def end_drained(self) -> None:
+        """Close what has outlived the grace of a drain."""
+        if self.drain_until_ns is None or self._clock.now_ns() < self.drain_until_ns:
+            return
+        self.end(self.roster.live.values(), CloseReason.DRAIN, ErrorCode.DRAINING)

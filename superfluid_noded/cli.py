@@ -1,0 +1,147 @@
+"""`superfluid-noded`: one GPU's node. Parses, judges, prints; everything else is elsewhere.
+
+Exit status: 0 ended as asked, 1 failed while running, 2 wrong usage or configuration, 3 the model cannot be served. An
+expected failure is one line on stderr, never a traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from superfluid_core.clock import SystemClock
+from superfluid_core.errors import ConfigError, ModelFilesError, SuperfluidError
+from superfluid_core.link.addresses import format_address, judge_bind
+from superfluid_core.link.keys import FleetKeys, load_keys
+from superfluid_core.logs import clean, setup_logging
+from superfluid_core.options import Setting, add_flags
+from superfluid_noded.build import Model, check_engine, find_model
+from superfluid_noded.config import (
+    OPTIONS,
+    NodeConfig,
+    build_config,
+    read_settings,
+    surroundings,
+)
+from superfluid_noded.server import LoadError, NodeServer
+
+PROGRAM = "superfluid-noded"
+EXIT_RUNTIME, EXIT_USAGE, EXIT_MODEL = 1, 2, 3
+MESSAGE_CHARS_MAX = 500
+
+
+@click.command(name=PROGRAM, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--config", "config_file", metavar="FILE", help="TOML file of these settings.")
+@click.option("--check", is_flag=True, help="Validate everything but the weights, then exit.")
+@click.option("--print-config", is_flag=True, help="Print merged settings and their sources.")
+@add_flags(OPTIONS)
+def command(config_file: str | None, check: bool, print_config: bool, **flags: Any) -> None:  # noqa: FBT001 - click passes by name
+    """Serve a model to heads."""
+    settings = read_settings(flags, config_file)
+    if print_config:
+        _print_settings(settings)
+        return
+    config = build_config(settings, surroundings())
+    setup_logging(config.log_format, config.log_level, PROGRAM)
+    keys = _load_keys(config)
+    _judge_addresses(config, has_key=keys is not None)
+    model = find_model(config)
+    if check:
+        _print_check(config, model, keys)
+        return
+    check_engine(config, model)
+    asyncio.run(_run(config, model, keys))
+
+
+async def _run(config: NodeConfig, model: Model, keys: FleetKeys | None) -> None:
+    await NodeServer(config, model, keys, SystemClock(), _say).run()
+
+
+def _say(line: str) -> None:
+    click.echo(clean(line, MESSAGE_CHARS_MAX))
+    sys.stdout.flush()
+
+
+def _load_keys(config: NodeConfig) -> FleetKeys | None:
+    return None if config.auth_file is None else load_keys(config.auth_file)
+
+
+def _judge_addresses(config: NodeConfig, *, has_key: bool) -> None:
+    """Resolve what is to be listened on, and refuse an open door (fleet.md 2)."""
+    resolved: list[str] = []
+    for host, port in config.listen:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as error:
+            where = format_address(host, port)
+            raise ConfigError(f"--listen {where}: {error.strerror or 'no such name'}") from None
+        resolved += [str(address[0]) for *_, address in found]
+    judge_bind(resolved, has_key=has_key, insecure=config.insecure_no_auth)
+
+
+def _print_settings(settings: Mapping[str, Setting]) -> None:
+    """One line a setting, TOML-like, with where its value came from."""
+    width = max(len(name) for name in settings)
+    for name, setting in settings.items():
+        value = setting.value
+        shown = ",".join(map(str, value)) if type(value) is tuple else str(value)
+        shown = "" if value is None else clean(shown)
+        click.echo(f"{name.replace('_', '-'):<{width}} = {shown}  ({setting.source})".rstrip())
+
+
+def _print_check(config: NodeConfig, model: Model, keys: FleetKeys | None) -> None:
+    listen = ", ".join(format_address(host, port) for host, port in config.listen)
+    guard = "no key" if keys is None else f"key {keys.key_id}"
+    engine = check_engine(config, model)
+    click.echo(
+        f"model    {', '.join(model.names)} ({model.files.kind}, {model.files.config.family})"
+    )
+    click.echo(f"engine   {engine}")
+    click.echo(f"window   {model.window} tokens, {config.max_batch} lanes")
+    click.echo(f"listen   {listen} as {config.identity} ({guard})")
+    metrics = "off" if config.metrics is None else format_address(*config.metrics)
+    click.echo(f"metrics  {metrics}")
+    click.echo("ok")
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run the command; returns the exit status."""
+    try:
+        command.main(arguments, prog_name=PROGRAM, standalone_mode=False)
+    except click.exceptions.Exit as exit_:
+        return int(exit_.exit_code)
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_RUNTIME
+    except SuperfluidError as error:
+        click.echo(f"{PROGRAM}: {clean(error.message, MESSAGE_CHARS_MAX)}", err=True)
+        return exit_status(error)
+    except Exception:
+        logging.getLogger(__name__).exception("the node failed")
+        return EXIT_RUNTIME
+    return 0
+
+
+def exit_status(error: SuperfluidError) -> int:
+    """Map an expected failure to the status that supervisors know."""
+    if isinstance(error, ConfigError):
+        return EXIT_USAGE
+    if isinstance(error, ModelFilesError | LoadError):
+        return EXIT_MODEL
+    return EXIT_RUNTIME
+
+
+def main() -> None:
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,344 @@
+"""Every setting of a node: one table makes flags, environment names, TOML names and `--print-config`.
+
+The only reader of the node's environment. Everything is parsed and judged once, into one frozen `NodeConfig`; the rest of
+the program is handed the parts it needs. What contradicts itself raises ConfigError (exit 2) before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from superfluid_core.errors import ConfigError
+from superfluid_core.limits import KIB, MIB, SchedulerLimits
+from superfluid_core.link.addresses import is_loopback, parse_address
+from superfluid_core.logs import FORMATS, LEVELS
+from superfluid_core.options import Option, Setting, choice, integer, merge
+
+DEFAULT_FILE = "/etc/superfluid/noded.toml"
+LISTEN_PORT = 8454
+METRICS_PORT = 8463
+INSTANCES_MAX = 64
+CONFIG_BYTES_MAX = 1 * MIB
+
+ENGINES = ("native", "mock", "llamacpp", "mlx")
+_ABSENT_ENGINES = {
+    "llamacpp": "the llama.cpp engine is not part of this version; GGUF files run on --engine native "
+    "(pip install 'superfluid-fleet[node]')",
+    "mlx": "the MLX engine is not part of this version; use --engine native "
+    "(pip install 'superfluid-fleet[node]')",
+}
+_IDENTITY = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
+_SIZE = re.compile(r"(\d{1,15})\s*(|[KMGT]i?B?|B)", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_BIG = 1 << 31
+
+
+class Rates(NamedTuple):
+    """Speed of the simulated engine, tokens a second; 0 is infinitely fast."""
+
+    prefill: float = 0.0
+    decode: float = 0.0
+
+
+def parse_size(text: str) -> int:
+    """Parse a number of bytes: 1073741824, 512MiB, 8G (powers of 1024)."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"not a size such as 8GiB: {text[:40]!r}")
+    unit = found.group(2).upper().removesuffix("B").removesuffix("I")
+    value = int(found.group(1)) << (10 * _POWERS[unit])
+    if value <= 0:
+        raise ValueError("a size above zero is needed")
+    return value
+
+
+def parse_rates(text: str) -> Rates:
+    """Parse `prefill=4000,decode=50`; either may be left out."""
+    values: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, figure = part.strip().partition("=")
+        if name not in Rates._fields or name in values:
+            raise ValueError(f"expected prefill=N,decode=N, got {text[:40]!r}")
+        try:
+            values[name] = float(figure)
+        except ValueError:
+            raise ValueError(f"{name}: not a number: {figure[:40]!r}") from None
+        if not 0 <= values[name] <= 1e12:
+            raise ValueError(f"{name}: a rate is 0 (no limit) or above")
+    return Rates(**values)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"not a number: {text[:40]!r}") from None
+    if not 0 <= value <= 1:
+        raise ValueError("a probability lies in 0..1")
+    return value
+
+
+def _budget(text: str) -> int:
+    value: int = integer(0, 4096)(text)
+    if 0 < value < 64:
+        raise ValueError("a budget is 0 (adaptive) or 64..4096")
+    return value
+
+
+def _identity(text: str) -> str:
+    if not _IDENTITY.fullmatch(text):
+        raise ValueError("an identity is 1..64 of A-Z a-z 0-9 . _ -")
+    return text
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("a model name is 1..256 of A-Z a-z 0-9 . _ : / -")
+    return text
+
+
+_MS = integer(1, 86_400_000)
+_LIMITS = SchedulerLimits()
+
+OPTIONS: tuple[Option, ...] = (
+    Option("listen", "Address for heads, repeatable; [v6]:PORT for IPv6.", default=("0.0.0.0:8454",),
+           metavar="HOST:PORT", repeated=True),
+    Option("engine", f"Which engine runs the model: {', '.join(ENGINES)}.", choice(*ENGINES), "native"),
+    Option("model", "Model to serve: a directory, a .gguf file, a hub id, or 'demo'.", metavar="MODEL"),
+    Option("model-name", "Public name of the model, repeatable.", _name, metavar="NAME", repeated=True),
+    Option("offline", "Never download model files.", is_flag=True),
+    Option("max-context", "Largest context in tokens.  [default: the model's]", integer(16, _BIG), metavar="N"),
+    Option("max-batch", "Lanes: sessions that run at once.", integer(1, 1024), 8, metavar="N"),
+    Option("device", "Where to run: auto, cpu, cuda, cuda:N.", default="auto", metavar="NAME"),
+    Option("dtype", "Numbers to compute in.", choice("auto", "float32", "float16", "bfloat16"), "auto"),
+    Option("threads", "CPU threads of the engine.  [default: the engine's choice]", integer(1, 4096), metavar="N"),
+    Option("kv-blocks", "KV blocks in the pool.  [default: from memory]", integer(1, _BIG), metavar="N"),
+    Option("kv-memory", "Memory for the KV pool, such as 8GiB.", parse_size, metavar="BYTES"),
+    Option("step-tokens", "Tokens in one forward pass.  [default: the engine's]", integer(1, 65_536), metavar="N"),
+    Option("prefill-budget", "Prompt tokens per tick; 0 adapts.", _budget, _LIMITS.prefill_budget, metavar="N"),
+    Option("tick-decode-budget", "Decode tokens per tick; 0 scales.", integer(0, _BIG), _LIMITS.decode_budget, metavar="N"),
+    Option("tick-target-ms", "Length of a tick when every lane is busy.", _MS, _LIMITS.tick_target_ms, metavar="N"),
+    Option("starvation-ticks", "Nominal ticks after which a waiting session rises a class.", integer(1, 10_000),
+           _LIMITS.starvation_ticks, metavar="N"),
+    Option("max-queue", "Sessions that may wait.", integer(0, 100_000), _LIMITS.queue_max, metavar="N"),
+    Option("max-queued-tokens", "Prompt tokens that may wait; 0 is off.", integer(0, _BIG), 0, metavar="N"),
+    Option("identity", "Name of this node.  [default: host name and port]", _identity, metavar="NAME"),
+    Option("auth-file", "Fleet key file (superfluid fleet key).", metavar="FILE"),
+    Option("insecure-no-auth", "Serve anybody who can connect, without encryption.", is_flag=True),
+    Option("handshake-timeout-ms", "From connect to WELCOME.", _MS, 10_000, metavar="N"),
+    Option("idle-timeout-ms", "Close links that are silent for so long.", integer(1_000, 86_400_000), 120_000, metavar="N"),
+    Option("drain-grace-ms", "How long running sessions may go on after SIGTERM.", integer(0, 86_400_000), 30_000, metavar="N"),
+    Option("metrics", "Where /metrics listens, or 'off'.  [default: 127.0.0.1:8463+N for port 8454+N]", metavar="HOST:PORT"),
+    Option("metrics-token-file", "Bearer token that /metrics asks for; needed off loopback.", metavar="FILE"),
+    Option("ready-file", "JSON file written when the node serves.", metavar="FILE"),
+    Option("exit-with-parent", "End at once when stdin closes: for nodes that a head starts.", is_flag=True),
+    Option("log-format", "How to log: text or json.", choice(*FORMATS), "text"),
+    Option("log-level", f"Least level to log: {', '.join(LEVELS)}.", choice(*LEVELS), "info"),
+    Option("mock-rates", "Speed of the mock engine; 0 is no limit.", parse_rates, Rates(), metavar="prefill=N,decode=N"),
+    Option("mock-seed", "Seed of the mock engine's tokens.", integer(0, (1 << 63) - 1), 0, metavar="N"),
+    Option("mock-script", "Dictated answers for the mock engine.", metavar="FILE.jsonl"),
+    Option("mock-eos", "Chance of an end of text at every mock token.", _share, 0.002, metavar="P"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MockConfig:
+    """Settings of `--engine mock`."""
+
+    rates: Rates
+    seed: int
+    script: Path | None
+    eos: float
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the environment says beside settings: the supervisor's socket and watchdog, a download token."""
+
+    notify_socket: str | None
+    watchdog_usec: str | None
+    watchdog_pid: str | None
+    hub_token: str | None
+
+    def __repr__(self) -> str:
+        return "Surroundings(...)"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Everything a node was told, parsed and judged."""
+
+    listen: tuple[tuple[str, int], ...]
+    engine: str
+    model: str
+    names: tuple[str, ...]
+    offline: bool
+    max_context: int | None
+    max_batch: int
+    device: str
+    dtype: str
+    threads: int | None
+    kv_blocks: int | None
+    kv_memory_bytes: int | None
+    step_tokens: int | None
+    scheduler: SchedulerLimits
+    identity: str
+    auth_file: Path | None
+    insecure_no_auth: bool
+    handshake_ms: int
+    idle_timeout_ms: int
+    drain_grace_ms: int
+    metrics: tuple[str, int] | None
+    metrics_token: bytes | None
+    ready_file: Path | None
+    exit_with_parent: bool
+    log_format: str
+    log_level: str
+    mock: MockConfig
+    around: Surroundings
+
+
+def read_settings(flags: Mapping[str, Any], file: str | None) -> dict[str, Setting]:
+    """Merge flags, environment and the configuration file (`file`, or the default one if it exists)."""
+    return merge(
+        OPTIONS, flags, os.environ, _read_file(file or os.environ.get("SUPERFLUID_CONFIG"))
+    )
+
+
+def surroundings() -> Surroundings:
+    """Read what the supervisor and the hub left in the environment."""
+    get = os.environ.get
+    return Surroundings(
+        get("NOTIFY_SOCKET"), get("WATCHDOG_USEC"), get("WATCHDOG_PID"), get("HF_TOKEN")
+    )
+
+
+def build_config(settings: Mapping[str, Setting], around: Surroundings) -> NodeConfig:
+    """Judge the settings together. Raises ConfigError."""
+    value = {name: setting.value for name, setting in settings.items()}
+    if value["engine"] in _ABSENT_ENGINES:
+        raise ConfigError(f"--engine {value['engine']}: {_ABSENT_ENGINES[value['engine']]}")
+    if not value["model"]:
+        raise ConfigError("--model is needed: a directory, a .gguf file, a hub id, or 'demo'")
+    if value["kv_blocks"] is not None and value["kv_memory"] is not None:
+        raise ConfigError("--kv-blocks and --kv-memory: give one of them")
+    _judge_mock(settings)
+    listen = tuple(parse_address(text, LISTEN_PORT) for text in value["listen"])
+    token = _read_token(value["metrics_token_file"])
+    mock = MockConfig(
+        value["mock_rates"], value["mock_seed"], _path(value["mock_script"]), value["mock_eos"]
+    )
+    return NodeConfig(
+        listen=listen,
+        engine=value["engine"],
+        model=value["model"],
+        names=tuple(dict.fromkeys(value["model_name"])),
+        offline=value["offline"],
+        max_context=value["max_context"],
+        max_batch=value["max_batch"],
+        device=value["device"],
+        dtype=value["dtype"],
+        threads=value["threads"],
+        kv_blocks=value["kv_blocks"],
+        kv_memory_bytes=value["kv_memory"],
+        step_tokens=value["step_tokens"],
+        scheduler=_scheduler_limits(value),
+        identity=value["identity"] or default_identity(socket.gethostname(), listen[0][1]),
+        auth_file=_path(value["auth_file"]),
+        insecure_no_auth=value["insecure_no_auth"],
+        handshake_ms=value["handshake_timeout_ms"],
+        idle_timeout_ms=value["idle_timeout_ms"],
+        drain_grace_ms=value["drain_grace_ms"],
+        metrics=_metrics_address(value["metrics"], listen[0][1], has_token=token is not None),
+        metrics_token=token,
+        ready_file=_path(value["ready_file"]),
+        exit_with_parent=value["exit_with_parent"],
+        log_format=value["log_format"],
+        log_level=value["log_level"],
+        mock=mock,
+        around=around,
+    )
+
+
+def default_identity(host: str, port: int) -> str:
+    """Make `<host>-<port>` of characters that an identity may have; the process's id stands for a port yet unknown."""
+    short = re.sub(r"[^A-Za-z0-9._-]", "-", host.split(".")[0])[:40] or "node"
+    return f"{short}-{port or f'p{os.getpid()}'}"
+
+
+def _scheduler_limits(value: Mapping[str, Any]) -> SchedulerLimits:
+    return SchedulerLimits(
+        lanes=value["max_batch"],
+        queue_max=value["max_queue"],
+        queued_tokens_max=value["max_queued_tokens"],
+        prefill_budget=value["prefill_budget"],
+        decode_budget=value["tick_decode_budget"],
+        tick_target_ms=value["tick_target_ms"],
+        starvation_ticks=value["starvation_ticks"],
+    )
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
+
+
+def _judge_mock(settings: Mapping[str, Setting]) -> None:
+    if settings["engine"].value == "mock":
+        return
+    given = [
+        name for name, it in settings.items() if name.startswith("mock_") and it.source == "flag"
+    ]
+    if given:
+        flag = given[0].replace("_", "-")
+        raise ConfigError(f"--{flag} belongs to --engine mock")
+
+
+def _metrics_address(text: str | None, port: int, *, has_token: bool) -> tuple[str, int] | None:
+    if text == "off":
+        return None
+    if text is None:
+        instance = port - LISTEN_PORT
+        is_usual = 0 <= instance < INSTANCES_MAX
+        return "127.0.0.1", METRICS_PORT + instance if is_usual else 0
+    host, at = parse_address(text, METRICS_PORT)
+    if not (is_loopback(host) or host == "localhost" or has_token):
+        raise ConfigError(f"--metrics {text}: off loopback a --metrics-token-file is needed")
+    return host, at
+
+
+def _read_token(path: str | None) -> bytes | None:
+    if not path:
+        return None
+    try:
+        data = Path(path).read_bytes()[: 4 * KIB].strip()
+    except OSError as error:
+        raise ConfigError(f"--metrics-token-file: {error.strerror or 'cannot be read'}") from None
+    if len(data) < 16:
+        raise ConfigError("--metrics-token-file: a token has at least 16 characters")
+    return data
+
+
+def _read_file(file: str | None) -> Mapping[str, Any]:
+    path = Path(file or DEFAULT_FILE)
+    if file is None and not path.exists():
+        return {}
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(CONFIG_BYTES_MAX + 1)
+    except OSError as error:
+        reason = error.strerror or "cannot be read"
+        raise ConfigError(f"configuration file {str(path)!r}: {reason}") from None
+    if len(data) > CONFIG_BYTES_MAX:
+        raise ConfigError(f"configuration file {str(path)!r}: larger than {CONFIG_BYTES_MAX} bytes")
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"configuration file {str(path)!r}: {error}") from None

@@ -1,0 +1,159 @@
+"""Effects of the scheduler become frames of links, one TOKENS frame a step and link.
+
+The lease of a session is judged here, after sampling and directly before its frame is queued (fleet.md 5): a lapsed one is
+fenced, its tokens are dropped and it never speaks again. What a session's end is told to the head exactly once. Effects of
+sessions that are not in the roster any more (cancelled by a lost link, superseded, fenced) are dropped: nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from superfluid_core.clock import MS, SECOND, Clock
+from superfluid_core.errors import ErrorCode
+from superfluid_core.limits import LinkLimits, WireLimits
+from superfluid_core.logs import log
+from superfluid_core.scheduler.plan import (
+    Accepted,
+    Effect,
+    Emit,
+    Finish,
+    Interrupt,
+    Progress,
+    Reject,
+    TickPlan,
+)
+from superfluid_core.session import FinishReason
+from superfluid_core.wire.messages import CloseReason, Opened, ProgressReport, Refuse
+from superfluid_noded.agent import Agent, Observer
+from superfluid_noded.heads import Live
+from superfluid_noded.outbound import Frames
+
+logger = logging.getLogger(__name__)
+
+SILENCE_NS = 800 * MS
+
+
+class Teller:
+    """Speaks to heads. `tell` is the engine loop's `on_effects`."""
+
+    def __init__(self, agent: Agent, clock: Clock, observer: Observer, limits: LinkLimits) -> None:
+        self._agent = agent
+        self._roster = agent.roster
+        self._clock = clock
+        self._observer = observer
+        self._progress_ns = limits.progress_ms * MS
+        self._wire = WireLimits()
+
+    def tell(self, effects: list[Effect]) -> None:
+        """Queue everything that one list of effects means, per link."""
+        frames: dict[int, Frames] = {}
+        lapsed: list[Live] = []
+        judged: dict[int, bool] = {}
+        for effect in effects:
+            if isinstance(effect, Interrupt):
+                continue
+            live = self._roster.live.get(effect.key.session)
+            if live is None:
+                continue
+            serial = live.placement.serial
+            if serial not in judged:
+                judged[serial] = self._may_speak(live)
+                if not judged[serial]:
+                    lapsed.append(live)
+            if judged[serial]:
+                gathered = frames.setdefault(live.head.number, Frames(self._wire))
+                self._tell_one(live, effect, gathered)
+        for number, gathered in frames.items():
+            head = self._roster.heads.get(number)
+            if head is not None:
+                self._roster.send(head, gathered.take())
+        self._agent.end(lapsed, CloseReason.FENCED, ErrorCode.FENCED)
+
+    def planned(self, plan: TickPlan) -> None:
+        """Note who got a lane: the end of its wait in the queue."""
+        now_ns = self._clock.now_ns()
+        for start in plan.starts:
+            live = self._roster.live.get(start.spec.key.session)
+            if live is not None and live.started_ns == 0:
+                live.started_ns = now_ns
+                self._observer.queue_waited(live.qos, (now_ns - live.submitted_ns) / SECOND)
+
+    def silent(self) -> list[Live]:
+        """List the sessions of which nothing was said for almost a second."""
+        before_ns = self._clock.now_ns() - SILENCE_NS
+        return [live for live in self._roster.live.values() if live.reported_ns <= before_ns]
+
+    def reassure(self, waiting: Iterable[Live]) -> None:
+        """Repeat the last word about sessions that queue or prefill: they are known here and not forgotten."""
+        now_ns = self._clock.now_ns()
+        for live in waiting:
+            live.reported_ns = now_ns
+            total = max(live.done, live.total)
+            report = ProgressReport(live.number, live.epoch, live.done, total, live.cached)
+            self._roster.send(live.head, (report,))
+
+    def _may_speak(self, live: Live) -> bool:
+        return self._roster.table.may_emit(live.placement, self._clock.boot_ns())
+
+    def _tell_one(self, live: Live, effect: Effect, frames: Frames) -> None:
+        match effect:
+            case Emit():
+                live.outputs = effect.index + 1
+                self._observe_token(live)
+                frames.emit(live.number, live.epoch, effect)
+            case Accepted():
+                live.cached = effect.cached_tokens
+                opened = Opened(live.number, live.epoch, effect.cached_tokens, effect.position)
+                frames.add(opened)
+            case Progress():
+                self._progress(live, effect, frames)
+            case Finish():
+                self._finish(live, effect, frames)
+            case Reject():
+                self._reject(live, effect, frames)
+            case Interrupt():
+                return
+
+    def _progress(self, live: Live, effect: Progress, frames: Frames) -> None:
+        now_ns = self._clock.now_ns()
+        if live.total == 0:
+            self._observer.tokens(live.tenant, "prompt", effect.total - effect.cached)
+        live.done, live.total, live.cached = effect.done, effect.total, effect.cached
+        if effect.done < effect.total and now_ns - live.reported_ns < self._progress_ns:
+            return
+        live.reported_ns = now_ns
+        report = ProgressReport(live.number, live.epoch, effect.done, effect.total, effect.cached)
+        frames.add(report)
+
+    def _observe_token(self, live: Live) -> None:
+        now_ns = self._clock.now_ns()
+        if live.emitted_ns == 0:
+            self._observer.first_token(live.qos, (now_ns - live.submitted_ns) / SECOND)
+        else:
+            self._observer.next_token(live.qos, (now_ns - live.emitted_ns) / SECOND)
+        live.emitted_ns = live.reported_ns = now_ns
+        self._observer.tokens(live.tenant, "completion", 1)
+
+    def _finish(self, live: Live, effect: Finish, frames: Frames) -> None:
+        self._roster.forget(live, purge=False)
+        self._observer.ended(effect.reason.value)
+        frames.finish(live.number, live.epoch, live.outputs, effect)
+        if effect.reason is FinishReason.ERROR:
+            fields = {"head": live.head.name, "session": live.number, "code": effect.code}
+            log(logger, "warning", "session failed", **fields, text=effect.text)
+        self._agent.on_change()
+
+    def _reject(self, live: Live, effect: Reject, frames: Frames) -> None:
+        self._roster.forget(live, purge=False)
+        self._observer.refused(effect.code)
+        refuse = Refuse(
+            effect.code,
+            effect.text[: self._wire.text_chars_max],
+            effect.retry_after_ms,
+            live.number,
+            live.epoch,
+        )
+        frames.add(refuse)
+        self._agent.on_change()

@@ -1,0 +1,248 @@
+"""The engine loop with a real scheduler and the simulated engine: effects, interrupts, failures, no thread left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from superfluid_core.clock import SystemClock
+from superfluid_core.engine import loop as loop_module
+from superfluid_core.engine.loop import EngineLoop
+from superfluid_core.engine.script import load_script
+from superfluid_core.engine.sim import SimEngine, SimOptions, ThreadPause
+from superfluid_core.errors import EngineError
+from superfluid_core.limits import SchedulerLimits
+from superfluid_core.scheduler.plan import (
+    Accepted,
+    Cancel,
+    Effect,
+    Emit,
+    Finish,
+    Interrupt,
+    Progress,
+    Submit,
+    TickDone,
+    TickPlan,
+)
+from superfluid_core.scheduler.scheduler import PoolShape, Scheduler
+from superfluid_core.session import FinishReason, SessionKey
+from tests.unit.engine_sim.conftest import EOS, TEXTS, Bench, spec_of
+
+CLOCK = SystemClock()
+
+
+class Rig:
+    """A loop under test, with everything that it said."""
+
+    def __init__(self, script: str = "", lanes: int = 4, **options: Any) -> None:
+        sim = SimOptions(lanes=lanes, blocks=256, eos_probability=0.0, **options)
+        self.engine = SimEngine(
+            TEXTS, sim, CLOCK, pause=ThreadPause(), script=load_script(script, TEXTS)
+        )
+        limits = SchedulerLimits(lanes=lanes, step_tokens=sim.step_tokens)
+        pool = PoolShape(sim.block_tokens, sim.blocks, sim.window)
+        self.scheduler = Scheduler(limits, pool, cuts_are_free=True)
+        self.effects: list[Effect] = []
+        self.batches: list[int] = []
+        self.said = asyncio.Event()
+        self.loop = EngineLoop(self.scheduler, self.engine, CLOCK, self.hear)
+
+    def hear(self, effects: list[Effect]) -> None:
+        assert not any(isinstance(effect, Interrupt) for effect in effects)
+        self.effects += effects
+        self.batches.append(len(effects))
+        self.said.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self.said.clear()
+                await self.said.wait()
+
+    def ids(self, number: int) -> list[int]:
+        return [e.token for e in self.effects if isinstance(e, Emit) and e.key.session == number]
+
+    def finish(self, number: int) -> Finish | None:
+        found = [e for e in self.effects if isinstance(e, Finish) and e.key.session == number]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+
+def run(rig_of: Callable[[], Rig], body: Callable[[Rig], Awaitable[None]]) -> Rig:
+    """Run `body` beside the loop, then cancel the loop; no thread may be left."""
+
+    async def main() -> Rig:
+        rig = rig_of()
+        owner = asyncio.get_running_loop().create_task(rig.loop.run())
+        try:
+            await body(rig)
+        finally:
+            owner.cancel()
+            await asyncio.wait({owner})
+        if not owner.cancelled():
+            owner.result()
+        return rig
+
+    rig = asyncio.run(main())
+    assert not [it for it in threading.enumerate() if it.name == "superfluid-engine"]
+    return rig
+
+
+def submit(rig: Rig, number: int, prompt: str = "hello", **fields: Any) -> None:
+    rig.loop.submit(Submit(spec_of(prompt, key=SessionKey("h", number), **fields)))
+
+
+def test_sessions_run_to_their_ends_and_equal_the_plan_by_hand() -> None:
+    async def body(rig: Rig) -> None:
+        for number in range(1, 7):
+            submit(rig, number, f"prompt {number}", max_output=20)
+        await rig.until(lambda: all(rig.finish(number) for number in range(1, 7)))
+
+    rig = run(Rig, body)
+    for number in range(1, 7):
+        by_hand = Bench(eos_probability=0.0).prefill([spec_of(f"prompt {number}")], 20)[0]
+        assert rig.ids(number) == by_hand
+        finish = rig.finish(number)
+        assert finish is not None
+        assert finish.reason is FinishReason.LENGTH
+    assert rig.loop.steps >= 20
+    assert not rig.loop.is_busy
+
+
+def test_acceptance_is_told_before_submit_returns() -> None:
+    async def body(rig: Rig) -> None:
+        submit(rig, 1)
+        assert isinstance(rig.effects[0], Accepted)
+        await rig.until(lambda: rig.finish(1) is not None)
+
+    rig = run(Rig, body)
+    kinds = [type(effect) for effect in rig.effects]
+    assert kinds.index(Progress) < kinds.index(Emit) < kinds.index(Finish)
+
+
+def test_an_idle_loop_plans_when_something_comes_not_when_a_timer_fires(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop_module, "TIME_MS", 3_600_000)
+
+    async def body(rig: Rig) -> None:
+        await asyncio.sleep(0.05)
+        for number in (1, 2):
+            submit(rig, number, max_output=3)
+            await rig.until(lambda number=number: rig.finish(number) is not None)  # type: ignore[misc]
+
+    run(Rig, body)
+
+
+def test_a_cancel_ends_a_running_session_at_the_next_step() -> None:
+    async def body(rig: Rig) -> None:
+        submit(rig, 1, max_output=1000)
+        await rig.until(lambda: len(rig.ids(1)) >= 3)
+        rig.loop.submit(Cancel(SessionKey("h", 1)))
+        ended = rig.finish(1)
+        assert ended is not None
+        assert ended.reason is FinishReason.CANCELLED
+        seen = len(rig.ids(1))
+        await asyncio.sleep(0.1)
+        assert len(rig.ids(1)) == seen
+        submit(rig, 2, max_output=2)
+        await rig.until(lambda: rig.finish(2) is not None)
+
+    run(lambda: Rig(decode_rate=100.0), body)
+
+
+def test_inputs_that_effects_cause_are_handled_after_them() -> None:
+    class Cancelling(Rig):
+        def hear(self, effects: list[Effect]) -> None:
+            super().hear(effects)
+            if any(isinstance(effect, Emit) for effect in effects):
+                self.loop.submit(Cancel(SessionKey("h", 1)))
+                assert self.finish(1) is None  # not in the midst of these effects
+
+    async def body(rig: Rig) -> None:
+        submit(rig, 1, max_output=100)
+        await rig.until(lambda: rig.finish(1) is not None)
+
+    rig = run(Cancelling, body)
+    finish = rig.finish(1)
+    assert finish is not None
+    assert finish.reason is FinishReason.CANCELLED
+
+
+def test_a_deadline_passes_while_the_queue_waits_for_a_long_step() -> None:
+    async def body(rig: Rig) -> None:
+        submit(rig, 1, max_output=50)
+        submit(rig, 2, max_output=5, deadline_ns=CLOCK.now_ns() + 100_000_000)
+        await rig.until(lambda: rig.finish(2) is not None)
+
+    rig = run(lambda: Rig(lanes=1, decode_rate=1.0), body)
+    finish = rig.finish(2)
+    assert finish is not None
+    assert finish.reason is FinishReason.DEADLINE
+
+
+def test_a_crash_of_the_engine_ends_run_with_its_error() -> None:
+    async def body(rig: Rig) -> None:
+        submit(rig, 1)
+        await asyncio.sleep(0.3)
+
+    with pytest.raises(EngineError, match="scripted crash"):
+        run(lambda: Rig('{"pieces": ["abc"], "fault": "crash", "fault_at": 1}'), body)
+
+
+def test_a_bug_in_the_engine_is_an_engine_error_too() -> None:
+    class Broken(SimEngine):
+        def run(self, plan: TickPlan, *_: Any) -> TickDone:
+            raise ZeroDivisionError("tick")
+
+    def rig_of() -> Rig:
+        rig = Rig()
+        rig.engine.__class__ = Broken
+        return rig
+
+    async def body(rig: Rig) -> None:
+        submit(rig, 1)
+        await asyncio.sleep(0.2)
+
+    with pytest.raises(EngineError, match="ZeroDivisionError"):
+        run(rig_of, body)
+
+
+def test_a_hung_engine_is_visible_and_is_left_behind_on_stop() -> None:
+    async def body(rig: Rig) -> None:
+        submit(rig, 1, "x", max_output=50)
+        await rig.until(lambda: len(rig.ids(1)) == 2)
+        steps = rig.loop.steps
+        await asyncio.sleep(0.15)
+        assert rig.loop.is_busy
+        assert rig.loop.steps == steps
+        assert CLOCK.now_ns() - rig.loop.step_started_ns > 100_000_000
+
+    rig = Rig
+    run(lambda: rig('{"pieces": ["abcdef"], "fault": "hang", "fault_at": 2}'), body)
+
+
+def test_stopping_in_the_middle_of_a_long_step_takes_no_longer_than_the_grace() -> None:
+    async def body(rig: Rig) -> None:
+        submit(rig, 1)
+        await asyncio.sleep(0.1)
+
+    began = CLOCK.now_ns()
+    run(lambda: Rig(prefill_rate=0.01), body)
+    assert CLOCK.now_ns() - began < 2_000_000_000
+
+
+def test_scripted_end_of_text_is_emitted_and_ends_the_session() -> None:
+    async def body(rig: Rig) -> None:
+        submit(rig, 1)
+        await rig.until(lambda: rig.finish(1) is not None)
+
+    rig = run(lambda: Rig('{"pieces": ["hi", {"eos": true}]}'), body)
+    assert rig.ids(1) == [104, 105, EOS]
+    finish = rig.finish(1)
+    assert finish is not None
+    assert finish.stop_id == EOS

@@ -1,0 +1,79 @@
+"""The head's waiting room: order, bounds and deadlines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from superfluid_core.clock import MS, SECOND
+from superfluid_core.errors import CapacityError, ErrorCode
+from superfluid_core.limits import FleetLimits
+from superfluid_core.session import QosClass
+from superfluid_head.fleet.queue import WaitingRoom
+
+
+def order(room: Any, now_ns: Any = 0) -> Any:
+    return [ticket.session for ticket in room.in_order(now_ns)]
+
+
+def test_moved_sessions_go_first_then_classes_then_arrivals() -> None:
+    room = WaitingRoom(FleetLimits())
+    room.enter(1, QosClass.BACKGROUND, 10)
+    room.enter(2, QosClass.AGENT, 20)
+    room.enter(3, QosClass.AGENT, 20)
+    room.enter(4, QosClass.INTERACTIVE, 30)
+    room.enter(5, QosClass.BACKGROUND, 40, is_move=True)
+    assert order(room) == [5, 4, 2, 3, 1]
+    assert room.by_class() == (1, 0, 2, 2)
+
+
+def test_who_waits_for_a_period_rises_a_class() -> None:
+    room = WaitingRoom(FleetLimits())
+    room.enter(1, QosClass.AGENT, 0)
+    room.enter(2, QosClass.INTERACTIVE, 30 * SECOND)
+    assert order(room, 31 * SECOND) == [2, 1]
+    assert order(room, 32 * SECOND) == [1, 2]
+
+
+def test_a_class_that_changes_changes_the_order() -> None:
+    room = WaitingRoom(FleetLimits())
+    room.enter(1, QosClass.AGENT, 0)
+    room.enter(2, QosClass.AGENT, 0)
+    room.set_qos(2, QosClass.INTERACTIVE)
+    assert order(room) == [2, 1]
+
+
+def test_one_too_many_is_refused_with_a_hint_and_moved_ones_are_not_counted() -> None:
+    room = WaitingRoom(FleetLimits(queue_max=2))
+    for session in (1, 2):
+        room.enter(session, QosClass.AGENT, 0)
+        room.judge_room(session, 1.0)
+    room.enter(3, QosClass.AGENT, 0, is_move=True)
+    room.judge_room(3, 1.0)
+    room.enter(4, QosClass.AGENT, 0)
+    with pytest.raises(CapacityError) as caught:
+        room.judge_room(4, 1.0)
+    assert caught.value.code is ErrorCode.QUEUE_FULL
+    assert caught.value.retry_after_ms == 3_000
+    assert 4 not in room
+    assert len(room) == 3
+
+
+def test_waits_end_sooner_without_a_node_than_for_a_lane() -> None:
+    room = WaitingRoom(FleetLimits(no_node_wait_ms=30_000, queue_wait_ms_max=600_000))
+    room.enter(1, QosClass.AGENT, 0)
+    lonely = room.enter(2, QosClass.AGENT, 0)
+    lonely.without_node_since_ns = 5 * SECOND
+    assert room.expired(35 * SECOND - MS) == []
+    assert room.expired(35 * SECOND) == [(lonely, ErrorCode.NO_WORKER)]
+    assert [code for _, code in room.expired(600 * SECOND)] == [ErrorCode.OVERLOADED]
+    assert len(room) == 0
+
+
+def test_leaving_twice_is_harmless() -> None:
+    room = WaitingRoom(FleetLimits())
+    room.enter(1, QosClass.AGENT, 0)
+    room.leave(1)
+    room.leave(1)
+    assert order(room) == []

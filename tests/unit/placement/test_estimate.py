@@ -1,0 +1,74 @@
+"""Rates, steps and learned lengths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from superfluid_core.placement.estimate import (
+    LEARNED_START,
+    FleetRates,
+    OutputLengths,
+    estimate,
+    step_seconds,
+)
+from superfluid_core.placement.view import Load
+
+RATES = ((1, 50.0), (8, 200.0), (16, 320.0))
+
+
+def test_a_step_is_interpolated_between_measured_batches() -> None:
+    assert step_seconds(RATES, 1) == pytest.approx(0.02)
+    assert step_seconds(RATES, 8) == pytest.approx(0.04)
+    assert step_seconds(RATES, 12) == pytest.approx(0.045)
+    assert step_seconds(RATES, 32) > step_seconds(RATES, 16)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 64), st.floats(1.0, 5_000.0)), min_size=1, max_size=6),
+    st.integers(1, 100),
+)
+def test_a_step_is_positive_whatever_was_measured(rates: Any, lanes: Any) -> None:
+    unique = tuple({lanes_: (lanes_, rate) for lanes_, rate in rates}.values())
+    assert step_seconds(unique, lanes) > 0.0
+
+
+def test_waiting_for_a_lane_costs(kit: Any) -> None:
+    free, full = kit.node("a", lanes=4), kit.node("b", lanes=4)
+    full.load = Load(4, 2, 0, 0, 100_000, 4_000.0, full.load.decode_rates)
+    rates = FleetRates.of([free, full])
+    request = kit.request()
+    assert estimate(free, free.offers["m"], request, rates).lane_wait == 0.0
+    assert estimate(full, full.offers["m"], request, rates).lane_wait > 0.5
+
+
+def test_without_any_rates_the_emptier_node_still_wins(kit: Any) -> None:
+    a, b = kit.node("a"), kit.node("b")
+    a.load, b.load = Load(lanes_busy=3), Load(lanes_busy=1)
+    rates = FleetRates.of([a, b])
+    request = kit.request()
+    assert (
+        estimate(a, a.offers["m"], request, rates).seconds
+        > estimate(b, b.offers["m"], request, rates).seconds
+    )
+
+
+def test_lengths_are_learned_per_model_and_tenant_and_capped_by_the_request() -> None:
+    lengths = OutputLengths()
+    assert lengths.expect("m", "t", 10_000) == LEARNED_START
+    for _ in range(50):
+        lengths.learn("m", "t", 40)
+    assert lengths.expect("m", "t", 10_000) == 40
+    assert lengths.expect("m", "t", 8) == 8
+    assert lengths.expect("m", "other", 10_000) == LEARNED_START
+
+
+def test_learned_lengths_are_bounded_in_number() -> None:
+    lengths = OutputLengths(keys_max=4)
+    for n in range(10):
+        lengths.learn("m", f"t{n}", 7)
+    assert lengths.expect("m", "t9", 100) == 7
+    assert lengths.expect("m", "t0", 100) == 100

@@ -1,0 +1,298 @@
+"""Which node is chosen, and the figures that the placement is held to."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from superfluid_core.placement.policies import Choice, Policy, Refusal, RefusalKind, choose
+from superfluid_core.placement.reserve import Placed, Reservation, fold_load, place
+from superfluid_core.placement.view import Fit, Load, PlacementLimits, fit
+from superfluid_core.session import QosClass
+
+LIMITS = PlacementLimits()
+
+
+def place_one(
+    view: Any, request: Any, policy: Any = Policy.LOAD_AWARE, draw: Any = 0.0, now_ns: Any = 0
+) -> Any:
+    return place(view, request, policy, LIMITS, draw=draw, now_ns=now_ns)
+
+
+def test_a_burst_of_64_on_a_frozen_report_spreads_over_four_equal_idle_nodes(
+    kit: Any, draws: Any
+) -> None:
+    view = kit.view(*(kit.node(name, lanes=16) for name in "abcd"))
+    shares: Counter[str] = Counter()
+    for _ in range(64):
+        placed = place_one(view, kit.request(), draw=draws())
+        assert isinstance(placed, Placed)
+        shares[placed.choice.node] += 1
+    assert max(shares.values()) / (64 / 4) <= 1.10
+    assert len(shares) == 4
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_burst_with_mixed_prompts_spreads_the_tokens(kit: Any, draws: Any, seed: Any) -> None:
+    drawn = random.Random(seed)
+    view = kit.view(*(kit.node(name, lanes=16) for name in "abcd"))
+    tokens: Counter[str] = Counter()
+    for _ in range(64):
+        request = kit.request(drawn.randint(50, 2_000))
+        placed = place_one(view, request, draw=draws())
+        assert isinstance(placed, Placed)
+        tokens[placed.choice.node] += request.prompt
+    mean = sum(tokens.values()) / 4
+    assert max(tokens.values()) / mean <= 1.15
+
+
+def test_a_burst_follows_speeds_of_two_to_one_to_one_to_one(kit: Any, draws: Any) -> None:
+    speeds = {"a": 2.0, "b": 1.0, "c": 1.0, "d": 1.0}
+    view = kit.view(*(kit.node(name, lanes=64, speed=speed) for name, speed in speeds.items()))
+    shares: Counter[str] = Counter()
+    for _ in range(100):
+        placed = place_one(view, kit.request(), draw=draws())
+        assert isinstance(placed, Placed)
+        shares[placed.choice.node] += 1
+    for name, speed in speeds.items():
+        assert shares[name] == pytest.approx(100 * speed / 5.0, rel=0.10)
+
+
+def test_a_thousand_requests_one_after_the_other_share_four_idle_nodes(
+    kit: Any, draws: Any
+) -> None:
+    view = kit.view(*(kit.node(name) for name in "abcd"))
+    shares: Counter[str] = Counter()
+    for _ in range(1_000):
+        placed = place_one(view, kit.request(), draw=draws())
+        assert isinstance(placed, Placed)
+        shares[placed.choice.node] += 1
+        placed.reservation.release()
+        view.nodes[placed.choice.node].held.departed = 0
+    assert max(shares.values()) / 250 <= 1.10
+    assert min(shares.values()) / 250 >= 0.90
+
+
+def test_sustained_load_on_equal_nodes_stays_within_ten_percent(kit: Any, draws: Any) -> None:
+    """A little simulation: a session takes as long as its node's lanes and speed say."""
+    speeds = dict.fromkeys("abcd", 1.0)
+    view = kit.view(*(kit.node(name, lanes=64, speed=speed) for name, speed in speeds.items()))
+    shares: Counter[str] = Counter()
+    running: list[tuple[float, int, Placed]] = []
+    for n in range(2_000):
+        now = n * 0.025
+        while running and running[0][0] <= now:
+            running.pop(0)[2].reservation.release()
+        for node in view.nodes.values():
+            node.held.departed = 0
+        placed = place_one(view, kit.request(), draw=draws())
+        assert isinstance(placed, Placed)
+        name = placed.choice.node
+        shares[name] += 1
+        lanes = view.nodes[name].held.sessions
+        seconds = (300 / 4_000 + 60 * (0.02 + 0.001 * lanes)) / speeds[name]
+        running.append((now + seconds, n, placed))
+        running.sort(key=lambda entry: entry[:2])
+    for name, speed in speeds.items():
+        assert shares[name] == pytest.approx(2_000 * speed / 4.0, rel=0.10)
+
+
+def test_queued_prompt_tokens_push_a_request_to_the_other_node(kit: Any) -> None:
+    busy, idle = kit.node("a"), kit.node("b")
+    busy.load = Load(8, 3, 20_000, 0, 100_000, 4_000.0, busy.load.decode_rates)
+    placed = place_one(kit.view(busy, idle), kit.request())
+    assert isinstance(placed, Placed)
+    assert placed.choice.node == "b"
+
+
+def test_cached_tokens_pull_a_request(kit: Any) -> None:
+    view = kit.view(kit.node("a"), kit.node("b"))
+    placed = place_one(view, kit.request(4_000, cached={"b": 3_900}))
+    assert isinstance(placed, Placed)
+    assert placed.choice.node == "b"
+
+
+def test_a_new_node_without_rates_counts_as_the_mean_of_the_known(kit: Any) -> None:
+    known, fresh = kit.node("a"), kit.node("b")
+    fresh.load = Load(blocks=100_000)
+    known.load = Load(6, 0, 3_000, 0, 100_000, 4_000.0, known.load.decode_rates)
+    placed = place_one(kit.view(known, fresh), kit.request())
+    assert isinstance(placed, Placed)
+    assert placed.choice.node == "b"
+    score = {s.node: s.score for s in placed.choice.scores}
+    assert score["b"] == pytest.approx(300 / 4_000, abs=0.05)
+
+
+def test_a_node_with_a_full_pool_is_skipped_while_another_is_not(kit: Any) -> None:
+    full, loaded = kit.node("a"), kit.node("b")
+    full.load = Load(0, 0, 0, 90_000, 100_000, 4_000.0, full.load.decode_rates)
+    loaded.load = Load(7, 2, 9_000, 89_000, 100_000, 4_000.0, loaded.load.decode_rates)
+    placed = place_one(kit.view(full, loaded), kit.request())
+    assert isinstance(placed, Placed)
+    assert placed.choice.node == "b"
+    loaded.load = Load(7, 2, 9_000, 95_000, 100_000, 4_000.0, loaded.load.decode_rates)
+    again = place_one(kit.view(full, loaded), kit.request())
+    assert isinstance(again, Placed)
+    assert again.choice.node == "a"
+
+
+def test_least_loaded_picks_the_fewest_sessions(kit: Any) -> None:
+    a, b = kit.node("a"), kit.node("b", speed=0.1)
+    a.load = Load(3, 0, 0, 0, 100_000, 4_000.0, a.load.decode_rates)
+    placed = place_one(kit.view(a, b), kit.request(), Policy.LEAST_LOADED)
+    assert isinstance(placed, Placed)
+    assert placed.choice.node == "b"
+
+
+def test_round_robin_rotates_evenly_over_those_that_can(kit: Any) -> None:
+    view = kit.view(*(kit.node(name) for name in "abcd"))
+    view.nodes["b"].is_up = False
+    order = []
+    for _ in range(6):
+        placed = place_one(view, kit.request(), Policy.ROUND_ROBIN)
+        assert isinstance(placed, Placed)
+        order.append(placed.choice.node)
+    assert order == ["a", "c", "d", "a", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"is_up": False}, Fit.DOWN),
+        ({"is_draining": True}, Fit.DRAINING),
+        ({"is_ready": False}, Fit.CIRCUIT_OPEN),
+        ({"is_suspect": True}, Fit.SUSPECT),
+        ({"busy_until_ns": 5}, Fit.BUSY),
+        ({"offers": {}}, Fit.NOT_SERVED),
+    ],
+)
+def test_a_node_that_cannot_take_it_says_why(kit: Any, change: Any, word: Any) -> None:
+    node = kit.node("a")
+    for name, value in change.items():
+        setattr(node, name, value)
+    assert fit(node, kit.request(), LIMITS, 0) is word
+
+
+def test_other_weights_never_take_a_session_that_has_begun(kit: Any) -> None:
+    view = kit.view(kit.node("a", weights="old"), kit.node("b", weights="new"))
+    view.nodes["a"].is_up = False
+    verdict = place_one(view, kit.request(delivered=5, is_move=True, weights="old"))
+    assert isinstance(verdict, Refusal)
+    assert verdict.kind is RefusalKind.NO_NODE
+
+
+def test_lanes_and_two_more_then_full_but_an_interactive_one_may_preempt(kit: Any) -> None:
+    view = kit.view(kit.node("a", lanes=2))
+    for _ in range(4):
+        assert isinstance(place_one(view, kit.request()), Placed)
+    full = place_one(view, kit.request())
+    assert isinstance(full, Refusal)
+    assert full.kind is RefusalKind.FULL
+    view.nodes["a"].sessions_max = 6
+    urgent = kit.request(qos=QosClass.INTERACTIVE)
+    assert isinstance(place_one(view, urgent), Placed)
+    assert isinstance(place_one(view, urgent), Placed)
+    assert isinstance(place_one(view, urgent), Refusal)
+
+
+def test_what_no_window_holds_is_too_long_and_names_the_largest(kit: Any) -> None:
+    view = kit.view(kit.node("a", window=1_000), kit.node("b", window=2_000))
+    verdict = place_one(view, kit.request(1_900, max_output=200))
+    assert isinstance(verdict, Refusal)
+    assert (verdict.kind, verdict.window) == (RefusalKind.TOO_LONG, 2_000)
+
+
+def test_a_window_that_is_down_is_waited_for_by_a_new_request(kit: Any) -> None:
+    view = kit.view(kit.node("a", window=1_000), kit.node("b", window=4_000))
+    view.nodes["b"].is_up = False
+    verdict = place_one(view, kit.request(1_900))
+    assert isinstance(verdict, Refusal)
+    assert verdict.kind is RefusalKind.NO_NODE
+
+
+def test_a_move_that_fits_a_smaller_window_only_gets_what_that_holds(kit: Any) -> None:
+    view = kit.view(kit.node("a", window=1_000), kit.node("b", window=4_000))
+    view.nodes["b"].is_up = False
+    moved = place_one(view, kit.request(900, delivered=20, max_output=500, is_move=True))
+    assert isinstance(moved, Placed)
+    assert (moved.choice.node, moved.choice.max_output) == ("a", 100)
+    too_far = place_one(view, kit.request(900, delivered=100, max_output=500, is_move=True))
+    assert isinstance(too_far, Refusal)
+    assert too_far.kind is RefusalKind.TOO_LONG
+
+
+def test_the_node_that_failed_is_taken_again_only_if_it_is_the_only_one(kit: Any) -> None:
+    view = kit.view(kit.node("a"), kit.node("b", lanes=1))
+    request = kit.request(is_move=True, avoid=frozenset("a"))
+    choice = choose(view, request, Policy.LOAD_AWARE, LIMITS, draw=0.0, now_ns=0)
+    assert isinstance(choice, Choice)
+    assert choice.node == "b"
+    for _ in range(3):
+        place_one(kit.view(view.nodes["b"]), kit.request())
+    assert isinstance(place_one(view, request), Refusal)
+    view.nodes["b"].is_up = False
+    alone = place_one(view, request)
+    assert isinstance(alone, Placed)
+    assert alone.choice.node == "a"
+
+
+def test_four_moved_sessions_prefill_on_a_node_at_a_time(kit: Any) -> None:
+    view = kit.view(kit.node("a"))
+    moved = kit.request(is_move=True)
+    taken = [place_one(view, moved) for _ in range(4)]
+    refusal = place_one(view, moved)
+    assert isinstance(refusal, Refusal)
+    assert refusal.kind is RefusalKind.FULL
+    first = taken[0]
+    assert isinstance(first, Placed)
+    first.reservation.started()
+    assert isinstance(place_one(view, moved), Placed)
+
+
+def test_unknown_model_is_told_from_no_node(kit: Any) -> None:
+    view = kit.view(kit.node("a"))
+    view.nodes["a"].offers = {}
+    verdict = place_one(view, kit.request())
+    assert isinstance(verdict, Refusal)
+    assert verdict.kind is RefusalKind.UNKNOWN_MODEL
+
+
+def test_the_choice_keeps_every_score_and_every_reason(kit: Any) -> None:
+    view = kit.view(kit.node("a"), kit.node("b"), kit.node("c"))
+    view.nodes["c"].is_draining = True
+    placed = place_one(view, kit.request())
+    assert isinstance(placed, Placed)
+    by_node = {score.node: score for score in placed.choice.scores}
+    assert by_node["a"].score is not None
+    assert "prefill" in by_node["b"].detail
+    assert (by_node["c"].score, by_node["c"].fit) == (None, "draining")
+
+
+def test_a_reservation_is_released_once_and_reports_take_it_over(kit: Any) -> None:
+    node = kit.node("a")
+    request = kit.request(300)
+    with Reservation(node, request) as reservation:
+        assert (node.in_progress, node.queued_tokens) == (1, 300)
+        fold_load(node, node.load, [reservation])
+        assert node.in_progress == 1, "not acknowledged: no report can cover it"
+        reservation.acknowledge()
+        fold_load(node, Load(1, 0, 120, 0, 100_000), [reservation])
+        assert (node.in_progress, node.queued_tokens) == (1, 120)
+        reservation.release()
+        assert node.in_progress == 0, "it departed after the report"
+    reservation.release()
+    assert (node.held.sessions, node.held.unreported_tokens, node.held.departed) == (0, 0, 1)
+    fold_load(node, Load(blocks=100_000), [])
+    assert node.held.departed == 0
+
+
+def test_a_class_that_changes_is_counted_where_it_went(kit: Any) -> None:
+    node = kit.node("a")
+    reservation = Reservation(node, kit.request())
+    reservation.set_qos(QosClass.INTERACTIVE)
+    assert node.held.by_class == [1, 0, 0, 0]
+    reservation.release()
+    assert node.held.by_class == [0, 0, 0, 0]

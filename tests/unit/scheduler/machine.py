@@ -1,0 +1,221 @@
+"""Random schedules with a step always in flight, over small pools, checked against the laws of rig.py.
+
+A plan is launched whenever none is in flight, so every input arrives in the middle of a tick. At the end faults stop, the
+rig ticks on, and every session must have ended (liveness), with the output of an uninterrupted run.
+"""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    rule,
+)
+
+from superfluid_core.errors import ErrorCode
+from superfluid_core.limits import SchedulerLimits
+from superfluid_core.scheduler import gates
+from superfluid_core.scheduler.plan import (
+    Cancel,
+    Drain,
+    Input,
+    LaneFault,
+    Pressure,
+    PressureLevel,
+    SetQos,
+    Submit,
+    TickOutcome,
+)
+from superfluid_core.scheduler.rules import QueueOrder, Reserve, Rules, Victim
+from superfluid_core.scheduler.scheduler import PoolShape
+from superfluid_core.session import QosClass, SessionKey, SessionSpec
+from tests.unit.scheduler.rig import MS, Rig, key, sampling
+
+# few prompts, so that prefixes are shared; the third one shares its front with the first
+_TEXTS = (
+    tuple(place % 7 for place in range(60)),
+    tuple(place % 5 for place in range(60)),
+    tuple(place % 7 for place in range(9)) + tuple(place % 3 for place in range(60)),
+)
+_RULES = st.builds(
+    Rules,
+    queue_order=st.sampled_from(QueueOrder),
+    class_lanes=st.sampled_from([{}, {QosClass.BACKGROUND: 1}]),
+    tenant_lanes=st.sampled_from([0, 0, 1]),
+    reserve=st.sampled_from(Reserve),
+    thrash_pct=st.sampled_from([0, 20]),
+    victim=st.sampled_from(Victim),
+    admit_after_preempt=st.booleans(),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Drives a Rig; `Rig.give` and `Rig.launch` check the invariants after every input and plan."""
+
+    sessions: Bundle[SessionKey] = Bundle("sessions")
+
+    @initialize(
+        lanes=st.integers(1, 4),
+        blocks=st.integers(3, 16),
+        step=st.sampled_from([5, 8, 32]),
+        budget=st.sampled_from([4, 16, 64]),
+        watermark=st.sampled_from([0, 10]),
+        rules=_RULES,
+    )
+    def begin(
+        self, lanes: int, blocks: int, step: int, budget: int, watermark: int, rules: Rules
+    ) -> None:
+        limits = SchedulerLimits(
+            lanes=lanes,
+            step_tokens=step,
+            prefill_budget=budget,
+            queue_max=6,
+            watermark_pct=watermark,
+            tick_target_ms=60,
+            starvation_ticks=4,
+        )
+        self.rig = Rig(limits, PoolShape(block_tokens=4, blocks=blocks, window=40), rules)
+        self.number = 0
+        self.refusals = 0
+
+    @rule(
+        target=sessions,
+        text=st.sampled_from(_TEXTS),
+        prompt=st.integers(1, 44),
+        outputs=st.tuples(
+            st.sampled_from([0, 0, 0, 2, 6]), st.integers(1, 14), st.sampled_from([0, 3])
+        ),
+        qos=st.sampled_from(QosClass),
+        tenant=st.sampled_from(["a", "b"]),
+        option=st.sampled_from(["", "", "", "stop", "deadline", "solo"]),
+    )
+    def submit(
+        self,
+        *,
+        text: tuple[int, ...],
+        prompt: int,
+        outputs: tuple[int, int, int],
+        qos: QosClass,
+        tenant: str,
+        option: str,
+    ) -> SessionKey:
+        self.number += 1
+        delivered, max_output, min_output = outputs
+        spec = SessionSpec(
+            key=key(self.number),
+            model="m",
+            prompt=text[:prompt],
+            delivered=tuple(range(delivered)),
+            max_output=max_output,
+            min_output=min_output,
+            stop_ids=frozenset(range(10)) if option == "stop" else frozenset(),
+            sampling=sampling(self.number % 2),
+            qos=qos,
+            tenant=tenant,
+            batch_invariant=option == "solo",
+            deadline_ns=self.rig.now_ns + 200 * MS if option == "deadline" else None,
+        )
+        self._give(Submit(spec))
+        return spec.key
+
+    @rule(of=consumes(sessions))
+    def cancel(self, of: SessionKey) -> None:
+        self._give(Cancel(of))
+
+    @rule(of=sessions, qos=st.sampled_from(QosClass))
+    def set_qos(self, of: SessionKey, qos: QosClass) -> None:
+        self._give(SetQos(of, qos))
+
+    @rule(count=st.integers(1, 6))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self._step()
+
+    @rule(
+        pick=st.integers(0, 3), code=st.sampled_from([ErrorCode.LANE_FAULT, ErrorCode.NAN_LOGITS])
+    )
+    def fault(self, pick: int, code: ErrorCode) -> None:
+        plan = self.rig.engine.plan
+        if plan is not None:
+            lane = plan.lanes[pick % len(plan.lanes)].lane
+            self._step(LaneFault(lane, code, "planted"))
+
+    @rule()
+    def interrupt(self) -> None:
+        """The engine stops early, for reasons of its own."""
+        if self.rig.engine.plan is not None:
+            self.rig.end(TickOutcome.INTERRUPTED)
+
+    @rule()
+    def refuse(self) -> None:
+        if self.rig.engine.plan is not None and not self.rig.engine.steps and self.refusals < 4:
+            self.refusals += 1
+            self.rig.end(TickOutcome.REFUSED)
+
+    @rule(level=st.sampled_from(PressureLevel))
+    def pressure(self, level: PressureLevel) -> None:
+        self._give(Pressure(level))
+
+    @rule(wait=st.sampled_from([1, 50, 1000]))
+    def wait(self, wait: int) -> None:
+        self.rig.now_ns += wait * MS
+
+    @rule(draw=st.integers(0, 9))
+    def drain(self, draw: int) -> None:
+        if draw == 0:
+            self._give(Drain())
+
+    @invariant()
+    def launch(self) -> None:
+        """Keep a plan in flight; where a lane stayed free, every class has a reason (S10)."""
+        rig = self.rig
+        if rig.engine.plan is None:
+            plan = rig.launch()
+            assert plan is not None or not rig.state.sessions, "idle with sessions left"
+            self._judge_idle_lanes()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        rig = self.rig
+        while rig.engine.plan is not None:
+            self._step()
+        rig.run(3_000)
+        assert set(rig.emitted) == set(rig.finished), "an accepted session never ended"
+        assert not set(rig.rejected) & set(rig.finished)
+        assert rig.scheduler.stats().blocks_used == 0
+        rig.expect_oracle()
+
+    def _give(self, *inputs: Input) -> None:
+        self.rig.give(*inputs)
+
+    def _step(self, fault: LaneFault | None = None) -> None:
+        rig = self.rig
+        if rig.engine.plan is None:
+            return
+        if rig.must_stop and rig.engine.steps:
+            rig.end(TickOutcome.INTERRUPTED)
+        elif rig.step(fault) is None:
+            rig.end()
+
+    def _judge_idle_lanes(self) -> None:
+        state = self.rig.state
+        if not state.lanes.free:
+            return
+        if not state.rules.admit_after_preempt and state.preempted_tick == state.tick:
+            return
+        if state.lanes.busy >= state.thrash.lanes_allowed(self.rig.now_ns):
+            return
+        held_above = False
+        for qos in QosClass:
+            head = state.queues.head(qos, self.rig.now_ns, state.is_capped)
+            if head is None or held_above:
+                continue
+            is_held = gates.is_class_full(state, qos) or gates.is_pressed(state, qos)
+            fits = not is_held and state.accounts.fits(head)
+            assert not fits, f"S10: {head.key} waits beside a free lane"
+            held_above = head.spec.batch_invariant
