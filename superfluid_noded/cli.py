@@ -37,6 +37,7 @@ MESSAGE_CHARS_MAX = 500
 
 
 @click.command(name=PROGRAM, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="superfluid-fleet", prog_name=PROGRAM)
 @click.option("--config", "config_file", metavar="FILE", help="TOML file of these settings.")
 @click.option("--check", is_flag=True, help="Validate everything but the weights, then exit.")
 @click.option("--print-config", is_flag=True, help="Print merged settings and their sources.")

@@ -6,16 +6,20 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from superfluid_core.clock import SECOND
-from superfluid_core.errors import RemoteProtocolError
+from superfluid_core.errors import LocalProtocolError, RemoteProtocolError
 from superfluid_core.link.link import Link, LinkClosedError
+from superfluid_core.logs import log
 from superfluid_core.session import QosClass, SessionKey
 from superfluid_core.wire.messages import Message
 from superfluid_noded.sessions import Placement, SessionTable
+
+logger = logging.getLogger(__name__)
 
 OPENS_PER_SECOND = 200
 OPENS_BURST = 400
@@ -116,9 +120,15 @@ class Roster:
         return True
 
     def send(self, head: Head, messages: Iterable[Message]) -> None:
-        """Queue frames. A link that cannot take them is closing, and its handler cleans up."""
+        """Queue frames. A link that cannot take them is closing, and its handler cleans up.
+
+        A message that the protocol refuses is a bug of ours: it costs that link, never the other heads.
+        """
         try:
             for message in messages:
                 head.link.send(message)
         except LinkClosedError:
             return
+        except LocalProtocolError as error:
+            log(logger, "error", "a message cannot be sent", head=head.name, cause=error.message)
+            head.link.abort("internal error")

@@ -41,17 +41,18 @@ class NodeMetrics:
         registry = self.registry
         registry.register(_SchedulerCollector(snapshot, facts, block_tokens))
 
-        def histogram(name: str, text: str, buckets: Iterable[float], *labels: str) -> Histogram:
-            return Histogram(name, text, labels, registry=registry, buckets=tuple(buckets))
+        def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
+            return Histogram(name, text, registry=registry, buckets=tuple(buckets))
 
-        self._ttft = histogram(
-            "superfluid_ttft_seconds", "From OPEN to the first token.", _SECONDS, "class"
-        )
-        self._itl = histogram(
-            "superfluid_itl_seconds", "Between tokens of a session.", _GAPS, "class"
-        )
-        self._queue_wait = histogram(
-            "superfluid_queue_wait_seconds", "From OPEN to a lane.", _SECONDS, "class"
+        def by_class(name: str, text: str, buckets: Iterable[float]) -> dict[QosClass, Histogram]:
+            """Make all children at once: looking one up by its label for every token is slow."""
+            whole = Histogram(name, text, ("class",), registry=registry, buckets=tuple(buckets))
+            return {qos: whole.labels(qos.label) for qos in QosClass}
+
+        self._ttft = by_class("superfluid_ttft_seconds", "From OPEN to the first token.", _SECONDS)
+        self._itl = by_class("superfluid_itl_seconds", "Between tokens of a session.", _GAPS)
+        self._queue_wait = by_class(
+            "superfluid_queue_wait_seconds", "From OPEN to a lane.", _SECONDS
         )
         self._tick = histogram("superfluid_tick_seconds", "Duration of a tick.", _SECONDS)
         self._step = histogram("superfluid_step_seconds", "Duration of a forward pass.", _GAPS)
@@ -76,13 +77,13 @@ class NodeMetrics:
     # --- Observer of the agent ----------------------------------------------------------------
 
     def queue_waited(self, qos: QosClass, seconds: float) -> None:
-        self._queue_wait.labels(qos.label).observe(seconds)
+        self._queue_wait[qos].observe(seconds)
 
     def first_token(self, qos: QosClass, seconds: float) -> None:
-        self._ttft.labels(qos.label).observe(seconds)
+        self._ttft[qos].observe(seconds)
 
     def next_token(self, qos: QosClass, seconds: float) -> None:
-        self._itl.labels(qos.label).observe(seconds)
+        self._itl[qos].observe(seconds)
 
     def tokens(self, tenant: str, kind: str, count: int) -> None:
         if tenant not in self._tenants:

@@ -45,12 +45,15 @@ class Teller:
         self._observer = observer
         self._progress_ns = limits.progress_ms * MS
         self._wire = WireLimits()
+        self._now_ns = 0
+        self._completed: dict[str, int] = {}
 
     def tell(self, effects: list[Effect]) -> None:
         """Queue everything that one list of effects means, per link."""
+        self._now_ns = self._clock.now_ns()
         frames: dict[int, Frames] = {}
-        lapsed: list[Live] = []
         judged: dict[int, bool] = {}
+        lapsed: list[Live] = []
         for effect in effects:
             if isinstance(effect, Interrupt):
                 continue
@@ -60,16 +63,23 @@ class Teller:
             serial = live.placement.serial
             if serial not in judged:
                 judged[serial] = self._may_speak(live)
-                if not judged[serial]:
-                    lapsed.append(live)
+                lapsed += [] if judged[serial] else [live]
             if judged[serial]:
-                gathered = frames.setdefault(live.head.number, Frames(self._wire))
+                gathered = frames.get(live.head.number)
+                if gathered is None:
+                    gathered = frames[live.head.number] = Frames(self._wire)
                 self._tell_one(live, effect, gathered)
+        self._send(frames)
+        self._agent.end(lapsed, CloseReason.FENCED, ErrorCode.FENCED)
+
+    def _send(self, frames: dict[int, Frames]) -> None:
         for number, gathered in frames.items():
             head = self._roster.heads.get(number)
             if head is not None:
                 self._roster.send(head, gathered.take())
-        self._agent.end(lapsed, CloseReason.FENCED, ErrorCode.FENCED)
+        for tenant, count in self._completed.items():
+            self._observer.tokens(tenant, "completion", count)
+        self._completed.clear()
 
     def planned(self, plan: TickPlan) -> None:
         """Note who got a lane: the end of its wait in the queue."""
@@ -117,7 +127,7 @@ class Teller:
                 return
 
     def _progress(self, live: Live, effect: Progress, frames: Frames) -> None:
-        now_ns = self._clock.now_ns()
+        now_ns = self._now_ns
         if live.total == 0:
             self._observer.tokens(live.tenant, "prompt", effect.total - effect.cached)
         live.done, live.total, live.cached = effect.done, effect.total, effect.cached
@@ -128,13 +138,13 @@ class Teller:
         frames.add(report)
 
     def _observe_token(self, live: Live) -> None:
-        now_ns = self._clock.now_ns()
+        now_ns = self._now_ns
         if live.emitted_ns == 0:
             self._observer.first_token(live.qos, (now_ns - live.submitted_ns) / SECOND)
         else:
             self._observer.next_token(live.qos, (now_ns - live.emitted_ns) / SECOND)
         live.emitted_ns = live.reported_ns = now_ns
-        self._observer.tokens(live.tenant, "completion", 1)
+        self._completed[live.tenant] = self._completed.get(live.tenant, 0) + 1
 
     def _finish(self, live: Live, effect: Finish, frames: Frames) -> None:
         self._roster.forget(live, purge=False)

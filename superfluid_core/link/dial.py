@@ -104,7 +104,8 @@ async def _establish(
     hello: Hello,
 ) -> Link:
     loop = asyncio.get_running_loop()
-    connected = socket.socket(family, socket.SOCK_STREAM)
+    # the protocol is named because asyncio turns Nagle's delays off for sockets that name it
+    connected = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         connected.setblocking(False)
         await loop.sock_connect(connected, address)

@@ -27,15 +27,7 @@ from superfluid_core.link.setup import LinkSetup
 from superfluid_core.link.watch import Watch
 from superfluid_core.logs import log
 from superfluid_core.wire.connection import Connection
-from superfluid_core.wire.messages import (
-    Goaway,
-    Hello,
-    LinkError,
-    Message,
-    Ping,
-    Pong,
-    Welcome,
-)
+from superfluid_core.wire.messages import Goaway, Hello, LinkError, Message, Ping, Pong, Welcome
 from superfluid_core.wire.schema import Role
 from superfluid_core.wire.states import State
 
@@ -44,6 +36,7 @@ logger = logging.getLogger("superfluid.link")
 WRITE_HIGH_BYTES = 64 * 1024
 WRITE_LOW_BYTES = 16 * 1024
 CLOSE_GRACE_S = 1.0
+BROKEN = "the connection broke"
 SLOW_PEER = "slow peer: it does not read what is sent"
 REKEY_BYTES = 32 * 1024**3
 REKEY_S = 12 * 3600
@@ -93,9 +86,6 @@ class Link:
         self._due_ns = 0
         self.opened_ns = self._clock.now_ns()
         self._watch = Watch(role, self._limits, self.opened_ns)
-
-    def __repr__(self) -> str:
-        return f"<Link {self.role} {self.remote} {'open' if self.is_open else self._reason}>"
 
     @property
     def peer(self) -> Hello | Welcome:
@@ -152,6 +142,8 @@ class Link:
             raise LinkClosedError(self._reason, self._cause)
         if self._is_writable and not self._outbox:
             self._write(self._connection.send(message))
+            if self._is_closed():
+                raise LinkClosedError(BROKEN)
             return
         self._outbox.push(message)
         if self._outbox.bytes > self._limits.outgoing_bytes_max:
@@ -280,6 +272,11 @@ class Link:
     def _write(self, data: bytes) -> None:
         if self._transport is None:
             raise LocalProtocolError("the link has no transport yet")
+        if (
+            self._transport.is_closing()
+        ):  # broken, and nobody was told yet: writing would only fill the log
+            self._finish(BROKEN)
+            return
         self._watch.last_sent_ns = self._clock.now_ns()
         self.bytes_out += len(data)
         self._transport.write(data)

@@ -33,6 +33,9 @@ __all__ = ["Listener", "judge_bind", "parse_address"]
 logger = logging.getLogger("superfluid.link")
 
 BACKLOG = 128
+HANDLER_GRACE_S = 5.0
+"""How long a handler may go on after its link has closed with the listener."""
+
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.05, 1.0
 
@@ -58,6 +61,7 @@ class Listener:
     _sockets: list[socket.socket] = field(init=False, default_factory=list)
     _accepting: list[asyncio.Task[None]] = field(init=False, default_factory=list)
     _pending: dict[int, asyncio.Task[None]] = field(init=False, default_factory=dict)
+    _tasks: dict[int, asyncio.Task[None]] = field(init=False, default_factory=dict)
     _unowned: dict[int, socket.socket] = field(init=False, default_factory=dict)
     _links: dict[int, Link] = field(init=False, default_factory=dict)
     _closing: asyncio.Event = field(init=False, default_factory=asyncio.Event)
@@ -105,8 +109,11 @@ class Listener:
                 for task in (*self._accepting, *self._pending.values()):
                     task.cancel()
                 self._close_sockets()
-                closing = [link.close(self._reason) for link in self.links]
-                await asyncio.gather(*closing)
+                await asyncio.gather(*[link.close(self._reason) for link in self.links])
+                if self._tasks:
+                    await asyncio.wait(self._tasks.values(), timeout=HANDLER_GRACE_S)
+                for task in self._tasks.values():
+                    task.cancel()
         finally:
             self._close_sockets()
             for link in self.links:
@@ -151,7 +158,9 @@ class Listener:
         number = admission.number
         self._unowned[number] = connected
         remote = format_address(host, port)
-        self._pending[number] = group.create_task(self._serve_one(number, remote, host))
+        task = group.create_task(self._serve_one(number, remote, host))
+        self._pending[number] = self._tasks[number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
     async def _serve_one(self, number: int, remote: str, host: str) -> None:
         connected = self._unowned.pop(number)
@@ -259,7 +268,8 @@ class Listener:
 
 
 def _bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # the protocol is named because asyncio turns Nagle's delays off for sockets that name it
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

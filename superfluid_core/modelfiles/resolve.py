@@ -137,7 +137,7 @@ def _gguf_text_files(path: Path) -> dict[str, bytes]:
         if metadata.get("split.count", 0) not in (0, 1):
             raise ModelFilesError(f"{path.name} is a part of a split GGUF; join the parts first")
         config = config_from_gguf(metadata, file.tensors)
-        tables = {
+        tables: dict[str, dict[str, object]] = {
             CONFIG: config_to_hf(config),
             GENERATION_CONFIG: {"eos_token_id": list(config.eos_ids)},
             TOKENIZER_CONFIG: tokenizer_settings(metadata),

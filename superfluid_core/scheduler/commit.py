@@ -123,7 +123,7 @@ def _commit_token(
     state.queues.policy.on_tokens(session, 0, 1)
     if token in spec.stop_ids and index >= spec.min_output:
         retire(state, session, FinishReason.STOP, effects, stop_id=token)
-    elif state.output_left(session) <= 0:
+    elif len(context) >= session.context_limit:
         retire(state, session, FinishReason.LENGTH, effects)
 
 

@@ -6,7 +6,6 @@ so an engine that follows it cannot run out. What was not reached is still to be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from superfluid_core.scheduler import budgets
@@ -14,22 +13,29 @@ from superfluid_core.scheduler.admission import URGENT, admit
 from superfluid_core.scheduler.growth import make_room
 from superfluid_core.scheduler.plan import LanePlan, TickPlan
 from superfluid_core.scheduler.pressure import shed
-from superfluid_core.scheduler.records import Session
+from superfluid_core.scheduler.records import Phase, Session
 from superfluid_core.scheduler.state import Flight, State
 from superfluid_core.session import QosClass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Share:
-    """One lane's part of the tick; `first_step` is the step in which it draws its first id."""
+    """One lane's part of the tick; `first_step` is the step in which it draws its first id, if it does."""
 
     session: Session
     chunk: int
     first_step: int
+    samples: bool
+    decoding: bool
 
-    @property
-    def samples(self) -> bool:
-        return self.chunk == self.session.remaining
+    def grant(self, rounds: int) -> int:
+        """Ids to draw in a tick of `rounds` steps."""
+        if not self.samples:
+            return 0
+        session = self.session
+        left = session.context_limit - len(session.context)
+        share = rounds - self.first_step + 1
+        return left if left < share else max(1, share)
 
 
 def plan(state: State, now_ns: int, *, cuts_are_free: bool) -> TickPlan | None:
@@ -46,15 +52,15 @@ def plan(state: State, now_ns: int, *, cuts_are_free: bool) -> TickPlan | None:
     members, is_solo = _members(state)
     is_open = _is_open(state, is_solo=is_solo)
     cap = budgets.prefill_cap(state.limits, state.rates, is_open=is_open)
-    decoding = [each for each in members if each.lane in state.lanes.decoding]
-    shares = [_Share(each, 1, 1) for each in decoding]
-    waiting = [each for each in members if each.lane in state.lanes.prefilling]
+    shares = [_Share(each, 1, 1, True, True) for each in members if each.phase is Phase.DECODING]
+    waiting = [each for each in members if each.phase is Phase.PREFILLING]
     chunks = _chunks(state, waiting, cap.tokens, now_ns) if waiting else []
-    room = max(1, cap.step_tokens - len(decoding))
+    room = max(1, cap.step_tokens - len(shares))
     tokens = 0
     for session, chunk in chunks:
         tokens += chunk
-        shares.append(_Share(session, chunk, -(-tokens // room)))
+        samples = chunk == session.remaining
+        shares.append(_Share(session, chunk, -(-tokens // room), samples, False))
     target_ns = budgets.tick_target_ns(state.limits, is_open=is_open, cuts_are_free=cuts_are_free)
     rounds = _rounds(state, shares, target_ns)
     return _launch(state, shares, rounds, cap.step_tokens, is_solo=is_solo)
@@ -92,7 +98,7 @@ def _is_open(state: State, *, is_solo: bool) -> bool:
     if not step_ns:
         return True
     soon = budgets.OPEN_NS // step_ns
-    return any(state.output_left(each) <= soon for each in state.lanes.decoding.values())
+    return any(each.output_left <= soon for each in state.lanes.decoding.values())
 
 
 # --- prompt ---------------------------------------------------------------------------------------
@@ -153,43 +159,35 @@ def _chunks(
 
 def _rounds(state: State, shares: list[_Share], target_ns: int) -> int:
     """Count the steps of this tick. Prompts that do not finish in it keep it as short as their chunks are."""
-    tokens = sum(share.chunk for share in shares if share.chunk > 1 or not share.samples)
-    decoding = sum(1 for share in shares if share.samples)
-    steps = max((share.first_step for share in shares), default=1)
-    chunked = sum(1 for share in shares if share.session.lane in state.lanes.prefilling)
-    is_unfinished = chunked < len(state.lanes.prefilling) or any(
-        not share.samples for share in shares
-    )
-    if chunked and is_unfinished:
-        rounds = steps
-    else:
-        left_ns = max(0, target_ns - (state.rates.prefill_ns(tokens) if chunked else 0))
-        more = budgets.decode_rounds(state.limits, state.rates, max(1, decoding), left_ns)
-        rounds = steps - 1 + more
-    if state.refusals:
-        return steps
-    return _affordable(state, shares, rounds)
+    prompts = [share for share in shares if not share.decoding]
+    steps = max((share.first_step for share in prompts), default=1)
+    unfinished = len(state.lanes.prefilling) - sum(share.samples for share in prompts)
+    if state.refusals or (prompts and unfinished):
+        return steps if state.refusals else _affordable(state, shares, steps)
+    tokens = sum(share.chunk for share in prompts)
+    left_ns = max(0, target_ns - state.rates.prefill_ns(tokens))
+    more = budgets.decode_rounds(state.limits, state.rates, max(1, len(shares)), left_ns)
+    return _affordable(state, shares, steps - 1 + more)
 
 
-def _affordable(state: State, shares: Iterable[_Share], rounds: int) -> int:
+def _affordable(state: State, shares: list[_Share], rounds: int) -> int:
     """Lower the rounds when the pool does not hold the blocks for more; the first of each lane is held already."""
     accounts = state.accounts
-    sampling = [share for share in shares if share.samples]
+    available = accounts.available
+    size = accounts.shape.block_tokens
     while rounds > 1:
-        needed = 0
-        for share in sampling:
-            grant = _grant(state, share, rounds)
-            needed += accounts.missing(share.session, len(share.session.context) + grant - 1)
-        if needed <= accounts.available:
+        if len(shares) * (rounds // size + 1) <= available:
             break
-        rounds = max(1, min(rounds - 1, rounds // 2))
+        needed = 0
+        for share in shares:
+            grant = share.grant(rounds)
+            if grant > 1:
+                tokens = len(share.session.context) + grant - 1
+                needed += accounts.missing(share.session, tokens)
+        if needed <= available:
+            break
+        rounds = max(1, rounds // 2)
     return rounds
-
-
-def _grant(state: State, share: _Share, rounds: int) -> int:
-    if not share.samples:
-        return 0
-    return min(max(1, rounds - share.first_step + 1), state.output_left(share.session))
 
 
 # --- the plan -------------------------------------------------------------------------------------
@@ -206,24 +204,25 @@ def _launch(
     granted = 0
     for share in shares:
         session = share.session
-        grant = _grant(state, share, rounds)
+        grant = share.grant(rounds)
         context = session.context
         if grant > 1:
             is_held = accounts.ensure(session, len(context) + grant - 1)
             assert is_held, "grants were measured against the pool"
         start = session.computed
+        lane = session.lane
         lanes.append(
             LanePlan(
-                session.lane,
-                session.lane in state.lanes.decoding,
+                lane,
+                share.decoding,
                 start,
-                tuple(context[start : start + share.chunk]),
+                (context[-1],) if share.decoding else tuple(context[start : start + share.chunk]),
                 grant,
                 len(context) - len(session.spec.prompt),
-                accounts.table(session),
+                session.table or accounts.table(session),
             )
         )
-        flight[session.lane] = session
+        flight[lane] = session
         granted += grant
     starts, frees = state.lanes.drain_changes()
     made = TickPlan(

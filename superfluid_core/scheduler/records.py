@@ -23,13 +23,17 @@ class Phase(StrEnum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Session:
-    """One session. `seq` is its order of arrival; `context` is its prompt and all its outputs."""
+    """One session. `seq` is its order of arrival; `context` is its prompt and all its outputs.
+
+    At `context_limit` tokens it ends with `length`: by its own maximum, or by window and pool.
+    """
 
     spec: SessionSpec
     seq: int
     qos: QosClass
     context: list[int]
     submitted_ns: int
+    context_limit: int
     phase: Phase = Phase.QUEUED
 
     # queues: waiting since, entry number (older entries are void), place before all others
@@ -67,6 +71,11 @@ class Session:
     @property
     def output(self) -> int:
         return len(self.context) - len(self.spec.prompt)
+
+    @property
+    def output_left(self) -> int:
+        """Output tokens until `length`."""
+        return self.context_limit - len(self.context)
 
     @property
     def remaining(self) -> int:

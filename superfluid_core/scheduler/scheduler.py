@@ -108,7 +108,7 @@ class Scheduler:
         last = spec.delivered[-1] if spec.delivered else None
         if last in spec.stop_ids and len(spec.delivered) > spec.min_output:
             effects.append(state.finish(session, FinishReason.STOP, stop_id=last))
-        elif state.output_left(session) <= 0:
+        elif session.output_left <= 0:
             effects.append(state.finish(session, FinishReason.LENGTH))
         else:
             state.queues.add(session, now_ns)

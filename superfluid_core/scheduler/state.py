@@ -81,7 +81,14 @@ class State:
     def open(self, spec: SessionSpec, now_ns: int) -> Session:
         """Make a record for an accepted session; it is in no collection yet."""
         self._arrivals += 1
-        session = Session(spec, self._arrivals, spec.qos, [*spec.prompt, *spec.delivered], now_ns)
+        session = Session(
+            spec,
+            self._arrivals,
+            spec.qos,
+            [*spec.prompt, *spec.delivered],
+            now_ns,
+            min(len(spec.prompt) + spec.max_output, self.accounts.shape.context_max),
+        )
         session.root = root_hash(
             self._prefix_salt,
             tenant="" if self.rules.prefix_shared else spec.tenant,
@@ -153,12 +160,6 @@ class State:
     def ahead_of(self, qos: QosClass) -> int:
         """Sessions of this class or better that wait."""
         return sum(self.queues.depth(each) for each in QosClass if each <= qos)
-
-    def output_left(self, session: Session) -> int:
-        """Output tokens until `length`, by its own limit or by window and pool."""
-        context = len(session.context)
-        own = session.spec.max_output + len(session.spec.prompt) - context
-        return min(own, self.accounts.shape.context_max - context)
 
     def pop_expired(self, now_ns: int) -> Session | None:
         """Take out a live session whose deadline has passed, each once."""

@@ -75,7 +75,7 @@ class LocalNode:
                     raise ModelFilesError("the local node cannot use the model (see its log)")
                 lived_ns = self._clock.now_ns() - started_ns
                 failures = 0 if lived_ns >= STEADY_S * SECOND else failures + 1
-                pause_ms = min(RESTART_MS_MIN << min(failures, 16), RESTART_MS_MAX)
+                pause_ms = min(RESTART_MS_MIN << min(max(failures - 1, 0), 16), RESTART_MS_MAX)
                 log(logger, "warning", "local node ended", exit=code, restart_in_ms=pause_ms)
                 await asyncio.sleep(pause_ms / 1_000)
                 self.restarts += 1
@@ -85,8 +85,13 @@ class LocalNode:
     async def _live_once(self) -> int:
         """Run the child to its end; returns its exit code (negative: the signal)."""
         self._ready_file.unlink(missing_ok=True)
+        # A group of its own: what a terminal sends to the head's is for the head to pass on.
         child = await asyncio.create_subprocess_exec(
-            *self._program, *self._arguments, *self._own_flags(), stdin=asyncio.subprocess.PIPE
+            *self._program,
+            *self._arguments,
+            *self._own_flags(),
+            stdin=asyncio.subprocess.PIPE,
+            process_group=0,
         )
         self.pid = child.pid
         log(logger, "info", "local node started", pid=child.pid)

@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 FEATURES = ()
 CLOSE_MS = 500
 DRAIN_TURNS = 4
+# One failed dial may have any cause; a process that is gone fails twice.
+SILENT_DIALS_MAX = 2
 COMPLAINT_MS = 60_000
 
 SessionMessage = Opened | ProgressReport | Tokens | Closed | Refuse
@@ -95,6 +97,7 @@ class Trouble:
     told_ns: int = 0
     failures: int = 0
     boot_in_doubt: str | None = None
+    silent_dials: int = 0
     located: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -195,13 +198,18 @@ class FleetNode:
             return
 
     def _settle_doubt(self, link: Link | None) -> None:
-        """After a cut: the same boot id answers, or the process is gone."""
-        boot, self._trouble.boot_in_doubt = self._trouble.boot_in_doubt, None
+        """After a cut: the same boot id answers, or another does, or nobody does: then the process is gone."""
+        trouble = self._trouble
+        boot = trouble.boot_in_doubt
+        if boot is None:
+            return
+        trouble.silent_dials += 1
         peer = None if link is None else link.peer
-        if isinstance(peer, Welcome) and peer.boot == boot:
-            self._hooks.boot_judged(boot, is_lost=False)
-        elif boot is not None:
-            self._hooks.boot_judged(boot, is_lost=True)
+        if peer is None and trouble.silent_dials < SILENT_DIALS_MAX:
+            return
+        trouble.boot_in_doubt = None
+        is_same = isinstance(peer, Welcome) and peer.boot == boot
+        self._hooks.boot_judged(boot, is_lost=not is_same)
 
     def _complain(self, text: str) -> None:
         """Log a reason once, then again only when it changes or after a minute."""
@@ -228,7 +236,7 @@ class FleetNode:
                 await self._read(standing)
                 pulse.cancel()
         finally:
-            self._lose(standing, Loss.GOING, "the head stops")
+            self._lose(standing, Loss.GOING, "")
             self.asks.break_off()
             await self._close(link, "the head stops")
 
@@ -358,7 +366,9 @@ class FleetNode:
         self.standing = None
         if loss is Loss.CUT:
             self._trouble.boot_in_doubt = standing.welcome.boot
-        self._complain(f"{loss.value}: {reason}")
+            self._trouble.silent_dials = 0
+        if reason:
+            self._complain(f"{loss.value}: {reason}")
         self._hooks.node_down(self, loss)
 
     async def _close(self, link: Link, reason: str) -> None:

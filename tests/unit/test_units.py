@@ -15,7 +15,10 @@ from superfluid_noded.config import OPTIONS as NODE_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 UNITS = ROOT / "systemd"
-SERVICES = ("superfluid-head.service", "superfluid-noded@.service")
+SERVICES = {
+    "superfluid-head.service": "superfluid_head",
+    "superfluid-noded@.service": "superfluid_noded",
+}
 DRAIN_SECONDS = 30
 
 
@@ -29,12 +32,19 @@ def settings(name: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_tells_systemd_when_it_serves_and_is_watched(name: str) -> None:
+def test_a_service_tells_systemd_when_it_serves_and_has_time_to_drain(name: str) -> None:
     unit = settings(name)
     assert unit["Type"] == ["notify"]
-    assert int(unit["WatchdogSec"][0]) > 0
     assert int(unit["TimeoutStopSec"][0]) > DRAIN_SECONDS
     assert unit["RestartPreventExitStatus"] == ["2 3"]
+
+
+@pytest.mark.parametrize(("name", "package"), SERVICES.items())
+def test_exactly_the_programs_that_feed_a_watchdog_have_one(name: str, package: str) -> None:
+    feeds = any(
+        "WATCHDOG" in path.read_text("utf-8") for path in (ROOT / package).glob("server.py")
+    )
+    assert ("WatchdogSec" in settings(name)) == feeds
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -1,7 +1,7 @@
 """The demo model, as the engine runs it, against transformers and llama.cpp: greedy ids in float32, token for token.
 
-Both references read the model by themselves: transformers through its own GGUF reader, llama.cpp from an F32 GGUF written
-here (its quantized kernels round differently by design, so the Q4_1 file itself is never compared).
+Both references get the numbers that the `gguf` package decodes: transformers as a state dict, llama.cpp as an F32 GGUF
+(its quantized kernels round differently by design, so the Q4_1 file itself is never compared).
 """
 
 from __future__ import annotations
@@ -70,6 +70,49 @@ def write_f32(source: Path, target: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def transformers_demo(path: Path) -> Any:
+    """The demo model in transformers, with the numbers that the `gguf` package decodes."""
+    import gguf
+    import transformers
+
+    heads = {"attn_q": 9, "attn_k": 3}
+    parts = {
+        **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
+        **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
+        **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+        "attn_output": "self_attn.o_proj",
+    }
+    named = {"token_embd.weight": "model.embed_tokens", "output_norm.weight": "model.norm"}
+    state: dict[str, torch.Tensor] = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        name = named.get(tensor.name)
+        if name is None:
+            _, layer, part, _ = tensor.name.split(".")
+            name = f"model.layers.{layer}.{parts[part]}"
+            if part in heads:
+                turned = numbers.reshape(heads[part], 32, 2, 576).swapaxes(1, 2)
+                numbers = turned.reshape(numbers.shape)
+        state[f"{name}.weight"] = torch.from_numpy(np.ascontiguousarray(numbers))
+    config = transformers.LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rope_theta=100_000.0,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    assert missing == ["lm_head.weight"]
+    assert not unexpected
+    return model
 
 
 class LlamaCpp:
@@ -150,17 +193,12 @@ def test_greedy_ids_equal_llama_cpp_on_the_same_float32_weights(
 @pytest.mark.reference
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("ignore")
 def test_greedy_ids_and_logits_equal_transformers(demo_path: Path, engine: TorchEngine) -> None:
-    import transformers
-
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        demo_path.parent, gguf_file=demo_path.name, dtype=torch.float32
-    ).eval()
+    model = transformers_demo(demo_path)
     generator = torch.Generator().manual_seed(11)
     prompts = [
         torch.randint(100, 40_000, (length,), generator=generator).tolist()
-        for length in (3, 60, 25, 100)
+        for length in (3, 60, 100)
     ]
     seen: dict[int, torch.Tensor] = {}
     engine.on_logits = lambda rows, logits: seen.update(
@@ -185,12 +223,12 @@ def test_batched_chunked_paged_ids_equal_each_context_computed_anew_and_alone(
     generator = torch.Generator().manual_seed(3)
     prompts = [
         torch.randint(100, 40_000, (length,), generator=generator).tolist()
-        for length in (1, 17, 64, 90)
+        for length in (1, 17, 90)
     ]
     together = ours(engine, prompts, steps=5, prompt_tokens=13, step_tokens=24)
     plain = build_engine(demo_path, lanes=1, window=WINDOW, attention="reference")
     for prompt, ids in zip(prompts, together, strict=True):
-        for count in (0, 1, 2, 5, 11, 39):
+        for count in (0, 1, 11, 39):
             driver = Driver(plain)
             alone = driver.open([*prompt, *ids[:count]], 1)
             driver.finish()

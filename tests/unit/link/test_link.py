@@ -16,6 +16,7 @@ import pytest
 from superfluid_core.clock import SystemClock
 from superfluid_core.errors import LocalProtocolError
 from superfluid_core.limits import LinkLimits, WireLimits
+from superfluid_core.link import listen
 from superfluid_core.link.keys import FleetKeys
 from superfluid_core.link.link import Link, LinkClosedError
 from superfluid_core.link.setup import LinkSetup
@@ -505,3 +506,55 @@ def test_a_queued_mistake_of_ours_ends_the_link_with_a_log_line(
 
     asyncio.run(main())
     assert "cannot be sent" in caplog.text
+
+
+def test_writing_to_a_broken_connection_raises_instead_of_filling_the_log(
+    any_keys: Any, make_fleet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with pair(make_fleet(any_keys)) as (head, node):
+            head.abort("gone")
+            await asyncio.sleep(0.02)
+            with contextlib.suppress(LinkClosedError):
+                for number in range(1, 1000):
+                    node.send(row(number, 1))  # without giving the loop a chance to notice
+            assert not node.is_open
+
+    asyncio.run(main())
+    assert "socket.send() raised" not in caplog.text
+
+
+@pytest.mark.slow
+def test_a_handler_that_does_not_end_is_cancelled_when_the_listener_stops(
+    keys: FleetKeys, make_fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "HANDLER_GRACE_S", 0.1)
+
+    async def main() -> None:
+        ended = []
+
+        async def handler(link: Link) -> None:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(link)
+
+        async with asyncio.timeout(5):
+            async with make_fleet(keys, handler=handler).serving() as fleet:
+                head = await fleet.dial()
+                await until(lambda: bool(fleet.listener.links))
+            await head.wait_closed()
+        assert len(ended) == 1
+
+    asyncio.run(main())
+
+
+def test_small_frames_are_not_held_back_by_the_kernel(any_keys: Any, make_fleet: Any) -> None:
+    async def main() -> None:
+        async with pair(make_fleet(any_keys)) as ends:
+            for end in ends:
+                assert end.transport is not None
+                sock = end.transport.get_extra_info("socket")
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+    asyncio.run(main())

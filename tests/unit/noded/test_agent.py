@@ -432,6 +432,22 @@ def test_opens_and_cancels_in_a_storm_leak_nothing() -> None:
     check(body, decode_rate=100.0)
 
 
+def test_a_message_that_cannot_be_sent_costs_its_link_and_no_other() -> None:
+    async def body(rig: NodeRig) -> None:
+        one, two = await rig.link("head-1"), await rig.link("head-2")
+        one.open(max_output=10_000)
+        two.open(max_output=30)
+        await one.until(one.ids)
+        broken = next(
+            head for head in rig.node.agent.roster.heads.values() if head.name == "head-1"
+        )
+        rig.node.agent.roster.send(broken, (CancelSession(1, 1, "nodes cancel nothing"),))
+        await rig.until(lambda: not one.link.is_open)
+        await two.until(two.is_finished)
+
+    check(body, decode_rate=100.0)
+
+
 def test_a_head_that_reads_nothing_is_cut_off_and_its_session_cancelled() -> None:
     async def body(rig: NodeRig) -> None:
         head = await rig.link("slow")

@@ -19,12 +19,14 @@ from typing import Any
 
 import pytest
 
+from superfluid_core.engine.loop import EngineLoop
+from superfluid_core.errors import EngineError
 from superfluid_core.limits import LinkLimits
 from superfluid_core.link.dial import dial
 from superfluid_core.link.keys import load_keys, write_key_file
 from superfluid_core.modelfiles.resolve import resolve
-from superfluid_core.wire.messages import MINOR, Hello, Welcome
-from superfluid_noded import cli
+from superfluid_core.wire.messages import MINOR, CloseReason, Goaway, Hello, Welcome
+from superfluid_noded import cli, server
 from tests.unit.noded.conftest import HeadEnd, JumpClock
 
 PROGRAM = (sys.executable, "-m", "superfluid_noded.cli")
@@ -264,6 +266,62 @@ def test_a_model_without_a_tokenizer_is_status_3(here: Here, tmp_path: Path) -> 
     assert done.returncode == 3, done.stderr
     assert "tokenizer" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_broken_engine_is_status_1_and_one_line(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(_: EngineLoop) -> None:
+        raise EngineError("the device fell off the bus")
+
+    monkeypatch.setattr(EngineLoop, "run", run)
+    done = here(*MOCK, *LOOPBACK)
+    assert done.returncode == 1
+    assert "the device fell off the bus" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_engine_that_cannot_be_made_is_status_3(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_engine(*_: object) -> None:
+        raise EngineError("no usable device")
+
+    monkeypatch.setattr(server, "build_engine", build_engine)
+    done = here(*MOCK, *LOOPBACK)
+    assert done.returncode == 3
+    assert "no usable device" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_second_sigterm_ends_the_grace(tmp_path: Path) -> None:
+    async def insist(node: Started) -> None:
+        clock = JumpClock()
+        hello = Hello(MINOR, (), "head-1")
+        limits = LinkLimits()
+        link = await dial(
+            "127.0.0.1", node.port, keys=None, hello=hello, limits=limits, clock=clock
+        )
+        assert isinstance(link.peer, Welcome)
+        head = HeadEnd(link, clock)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(head.read())
+            name = link.peer.models[0].name
+            head.open(model=name, prompt=(1, 2), max_output=8_000, ignore_eos=True)
+            await head.until(head.rows)
+            node.process.send_signal(signal.SIGTERM)
+            await head.until(lambda: head.of(Goaway))
+            seen = len(head.ids())
+            await head.until(lambda: len(head.ids()) > seen)
+            node.process.send_signal(signal.SIGTERM)
+            await head.until(head.closed)
+        closed = head.closed()
+        assert closed is not None
+        assert closed.reason is CloseReason.DRAIN
+
+    with started(tmp_path, "--mock-rates", "decode=50", "--drain-grace-ms", "600000") as node:
+        asyncio.run(insist(node))
+        assert node.process.wait(timeout=SECONDS) == 0
 
 
 @pytest.mark.slow
