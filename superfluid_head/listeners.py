@@ -36,7 +36,8 @@ def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str
 
 
 def _open(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns Nagle off only for sockets that say they are TCP
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from superfluid_core.scheduler import budgets
 from superfluid_core.scheduler.admission import URGENT, admit
+from superfluid_core.scheduler.budgets import PrefillCap
 from superfluid_core.scheduler.growth import make_room
 from superfluid_core.scheduler.plan import LanePlan, TickPlan
 from superfluid_core.scheduler.pressure import shed
@@ -63,7 +64,7 @@ def plan(state: State, now_ns: int, *, cuts_are_free: bool) -> TickPlan | None:
         shares.append(_Share(session, chunk, -(-tokens // room), samples, False))
     target_ns = budgets.tick_target_ns(state.limits, is_open=is_open, cuts_are_free=cuts_are_free)
     rounds = _rounds(state, shares, target_ns)
-    return _launch(state, shares, rounds, cap.step_tokens, is_solo=is_solo)
+    return _launch(state, shares, rounds, cap, is_solo=is_solo)
 
 
 # --- who takes part -------------------------------------------------------------------------------
@@ -171,12 +172,17 @@ def _rounds(state: State, shares: list[_Share], target_ns: int) -> int:
 
 
 def _affordable(state: State, shares: list[_Share], rounds: int) -> int:
-    """Lower the rounds when the pool does not hold the blocks for more; the first of each lane is held already."""
+    """Lower the rounds when the pool does not hold the blocks for more; the first of each lane is held already.
+
+    A grant of more than a block may not push cached prefixes out: it would trade what is known for what may never be.
+    """
     accounts = state.accounts
     available = accounts.available
     size = accounts.shape.block_tokens
+    unused = min(available, accounts.pool.free)
     while rounds > 1:
-        if len(shares) * (rounds // size + 1) <= available:
+        room = available if rounds <= size else unused
+        if len(shares) * (rounds // size + 1) <= room:
             break
         needed = 0
         for share in shares:
@@ -184,7 +190,7 @@ def _affordable(state: State, shares: list[_Share], rounds: int) -> int:
             if grant > 1:
                 tokens = len(share.session.context) + grant - 1
                 needed += accounts.missing(share.session, tokens)
-        if needed <= available:
+        if needed <= room:
             break
         rounds = max(1, rounds // 2)
     return rounds
@@ -194,7 +200,7 @@ def _affordable(state: State, shares: list[_Share], rounds: int) -> int:
 
 
 def _launch(
-    state: State, shares: list[_Share], rounds: int, step_tokens: int, *, is_solo: bool
+    state: State, shares: list[_Share], rounds: int, cap: PrefillCap, *, is_solo: bool
 ) -> TickPlan | None:
     if not shares:
         return None
@@ -228,12 +234,13 @@ def _launch(
     made = TickPlan(
         state.tick,
         tuple(lanes),
-        step_tokens,
+        cap.step_tokens,
         starts=starts,
         frees=frees,
         batch_invariant=is_solo,
     )
     state.flight = Flight(made, flight, len(flight))
     state.counters.ticks += 1
+    state.counters.prefill_budget_tokens = cap.tokens
     state.counters.decode_grant_tokens = granted
     return made

@@ -22,7 +22,6 @@ class Rates:
         self._prefill_tokens = 0.0
         self._prefill_ns = 0.0
         self._service_ns = 0.0
-        self._outputs = 0.0
         self._finished = 0
 
     def on_step(self, decoded: int, prefilled: int, elapsed_ns: int) -> None:
@@ -39,12 +38,11 @@ class Rates:
             else:
                 self._step_ns[decoded] = known + (elapsed_ns - known) * _WEIGHT
 
-    def on_finish(self, service_ns: int, outputs: int) -> None:
+    def on_finish(self, service_ns: int) -> None:
         """Learn from a session that left its lane for good after `service_ns` in it."""
         self._finished += 1
         weight = max(_WEIGHT / 4, 1 / self._finished)
         self._service_ns += (service_ns - self._service_ns) * weight
-        self._outputs += (outputs - self._outputs) * weight
 
     def step_ns(self, batch: int) -> int:
         """Predict a decode step; 0 while nothing was measured. Unknown sizes take the next known above."""

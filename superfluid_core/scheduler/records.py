@@ -32,7 +32,6 @@ class Session:
     seq: int
     qos: QosClass
     context: list[int]
-    submitted_ns: int
     context_limit: int
     phase: Phase = Phase.QUEUED
 

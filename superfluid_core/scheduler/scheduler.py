@@ -57,6 +57,7 @@ class Scheduler:
 
     def receive(self, inputs: Sequence[Input], now_ns: int) -> list[Effect]:
         """Take inputs in order. Reaps deadlines too: `receive((), now_ns)` does nothing else."""
+        self._state.now_ns = now_ns
         effects: list[Effect] = []
         for each in inputs:
             effects.extend(self._receive(each, now_ns))
@@ -101,7 +102,7 @@ class Scheduler:
         if reject is not None:
             state.counters.rejected += 1
             return [reject]
-        session = state.open(spec, now_ns)
+        session = state.open(spec)
         state.counters.accepted += 1
         session.hit_tokens = len(state.accounts.lookup(session)) * state.accounts.shape.block_tokens
         effects: list[Effect] = [Accepted(spec.key, state.ahead_of(spec.qos), session.hit_tokens)]

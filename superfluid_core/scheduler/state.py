@@ -67,6 +67,7 @@ class State:
         self.flight: Flight | None = None
         self.draining = False
         self.tick = 0
+        self.now_ns = 0
         self.refusals = 0
         self.was_solo = False
         self.preempted_tick = 0
@@ -78,7 +79,7 @@ class State:
 
     # --- transitions ------------------------------------------------------------------------------
 
-    def open(self, spec: SessionSpec, now_ns: int) -> Session:
+    def open(self, spec: SessionSpec) -> Session:
         """Make a record for an accepted session; it is in no collection yet."""
         self._arrivals += 1
         session = Session(
@@ -86,7 +87,6 @@ class State:
             self._arrivals,
             spec.qos,
             [*spec.prompt, *spec.delivered],
-            now_ns,
             min(len(spec.prompt) + spec.max_output, self.accounts.shape.context_max),
         )
         session.root = root_hash(
@@ -128,6 +128,8 @@ class State:
     ) -> Finish:
         """Give a live session its one terminal event, whichever collection it is in."""
         if session.is_active:
+            if reason is not FinishReason.ERROR:
+                self.rates.on_finish(self.now_ns - session.admitted_ns)
             self._leave_lane(session, is_tainted=code is ErrorCode.NAN_LOGITS)
         elif session in self.queues:
             self.queues.remove(session)

@@ -28,7 +28,7 @@ class HealthEndpoint:
         del request
         if self._head.inflight.is_draining:
             raise _unready("draining", "this head is shutting down")
-        if not self._head.fleet.health().is_ready:
+        if not self._head.can_serve():
             raise _unready("no_worker", "no node can serve a model now")
         warnings = self._head.warnings
         return JSONResponse({"status": "ok", **({"warnings": list(warnings)} if warnings else {})})

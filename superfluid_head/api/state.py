@@ -82,8 +82,14 @@ class Head:
             raise model_not_found(name)
         if target.text is None:
             raise CapacityError(
-                "this head has no tokenizer of that model",
-                code=ErrorCode.FINGERPRINT_MISMATCH,
-                retry_after_ms=5_000,
+                "this head has no tokenizer of that model yet",
+                code=ErrorCode.MODEL_LOADING,
+                retry_after_ms=1_000,
             )
         return target, target.text
+
+    def can_serve(self) -> bool:
+        """Whether at least one model can be served end to end now."""
+        return self.fleet.health().is_ready and any(
+            target.is_up and target.text is not None for target in self.models().values()
+        )

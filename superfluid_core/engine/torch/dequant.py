@@ -131,7 +131,10 @@ DECODERS: dict[GgmlType, Callable[[Tensor], Tensor]] = {
 
 
 def dequantize(
-    data: memoryview | bytes, kind: GgmlType, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+    data: memoryview | bytes,
+    kind: GgmlType,
+    shape: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Decode one tensor on the CPU, rounded once from exact float32 to `dtype`."""
     decoder = DECODERS.get(kind)

@@ -70,7 +70,6 @@ class Driver:
         sampling: SamplingParams = GREEDY,
         *,
         delivered: Sequence[int] = (),
-        choice: int = 0,
         min_output: int = 0,
         stop_ids: Iterable[int] = (),
     ) -> Driven:
@@ -87,7 +86,6 @@ class Driver:
             min_output=min_output,
             stop_ids=frozenset(stop_ids),
             sampling=sampling,
-            choice=choice,
         )
         session = Driven(self._lanes.pop(), spec, list(delivered))
         self.sessions.append(session)

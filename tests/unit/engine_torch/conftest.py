@@ -115,9 +115,7 @@ def _tiny_model(name: str) -> Any:
             **TINY, head_dim=16, sliding_window=20, attn_implementation="eager"
         ),
         "qwen2": lambda: transformers.Qwen2Config(**TINY, tie_word_embeddings=True),
-        "qwen3": lambda: transformers.Qwen3Config(
-            **TINY, head_dim=32, tie_word_embeddings=False
-        ),
+        "qwen3": lambda: transformers.Qwen3Config(**TINY, head_dim=32, tie_word_embeddings=False),
     }
     torch.manual_seed(sum(name.encode()))
     model = transformers.AutoModelForCausalLM.from_config(makers[name]()).eval().float()

@@ -79,7 +79,8 @@ def transformers_demo(path: Path) -> Any:
 
     heads = {"attn_q": 9, "attn_k": 3}
     parts = {
-        **{"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"},
+        "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
         **{f"attn_{part}": f"self_attn.{part}_proj" for part in "qkv"},
         **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
         "attn_output": "self_attn.o_proj",
@@ -212,7 +213,7 @@ def test_greedy_ids_and_logits_equal_transformers(demo_path: Path, engine: Torch
         with torch.no_grad():
             logits = model(torch.tensor([session.context[:-1]])).logits[0]
         assert session.outputs == logits[len(prompt) - 1 :].argmax(-1).tolist()
-        torch.testing.assert_close(seen[session.lane], logits[-1], atol=2e-3, rtol=1e-3)
+        torch.testing.assert_close(seen[session.lane], logits[-1], atol=5e-4, rtol=1e-4)
 
 
 @pytest.mark.slow

@@ -52,7 +52,8 @@ def kept_ids(logits: list[float], wish: Wish) -> tuple[list[int], list[float]]:
     ids = ids[: wish.top_k]
     ids = [token for token in ids if weights[token] >= wish.min_p] or ids[:1]
     total = sum(weights[token] for token in ids)
-    before, kept = 0.0, []
+    kept: list[int] = []
+    before = 0.0
     for token in ids:
         if before < wish.top_p * total or not kept:
             kept.append(token)

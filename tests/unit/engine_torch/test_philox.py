@@ -48,7 +48,7 @@ def test_draws_depend_on_seed_choice_and_index_alone() -> None:
 
 def test_draws_are_uniform_in_the_unit_interval() -> None:
     drawn = uniforms([12345], [0], [0], 20_000)[0]
-    assert 0.0 <= float(drawn.min())
+    assert float(drawn.min()) >= 0.0
     assert float(drawn.max()) < 1.0
     counts = torch.histc(drawn.float(), bins=20, min=0.0, max=1.0)
     assert float(((counts - 1000) ** 2 / 1000).sum()) < 43.8  # chi-square, 19 degrees, p = 0.001

@@ -225,6 +225,8 @@ def test_a_model_without_nodes_stays_listed(bench: Any) -> None:
 def test_health_follows_the_fleet(bench: Any) -> None:
     for path in ("/health", "/ping", "/readyz"):
         assert bench.send("GET", path).status_code == 200
+    bench.fleet.served[0].text = "a tokenizer that is not here"
+    assert bench.send("GET", "/readyz").status_code == 503
     bench.fleet.is_ready = False
     for path in ("/health", "/ping", "/readyz"):
         response = bench.send("GET", path)

@@ -255,3 +255,14 @@ def test_forty_streams_at_once_are_all_whole(live: Any) -> None:
 
     with pool_client, concurrent.futures.ThreadPoolExecutor(20) as pool:
         assert set(pool.map(one, range(40))) == {"ok 😀!"}
+
+
+def test_small_replies_do_not_wait_for_acknowledgements(live: Any) -> None:
+    with httpx.Client(base_url=live.url, trust_env=False) as one:
+        one.get("/livez")
+        times = []
+        for _ in range(11):
+            started = time.monotonic()
+            assert one.get("/livez").is_success
+            times.append(time.monotonic() - started)
+    assert sorted(times)[5] < 0.035, "Nagle's algorithm and delayed acknowledgements add 40 ms"

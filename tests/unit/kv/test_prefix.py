@@ -80,7 +80,7 @@ def test_the_least_recently_used_leaf_goes_first_and_parents_after_their_childre
     new = Holder(cache, "xy")
     old.drop()
     new.drop()
-    order = []
+    order: list[bytes] = []
     for _ in range(4):
         before = set(cache.names())
         assert cache.evict_one()

@@ -6,13 +6,17 @@ rig ticks on, and every session must have ended (liveness), with the output of a
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
+    MultipleResults,
     RuleBasedStateMachine,
     consumes,
     initialize,
     invariant,
+    multiple,
     rule,
 )
 
@@ -53,6 +57,32 @@ _RULES = st.builds(
 )
 
 
+class _Order(NamedTuple):
+    """What to submit; options are rare."""
+
+    text: tuple[int, ...]
+    prompt: int
+    delivered: int
+    max_output: int
+    min_output: int
+    qos: QosClass
+    tenant: str
+    option: str
+
+
+_ORDERS = st.builds(
+    _Order,
+    st.sampled_from(_TEXTS),
+    st.integers(1, 44),
+    st.sampled_from([0, 0, 0, 2, 6]),
+    st.integers(1, 14),
+    st.sampled_from([0, 3]),
+    st.sampled_from(QosClass),
+    st.sampled_from(["a", "b"]),
+    st.sampled_from(["", "", "", "stop", "deadline", "solo"]),
+)
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Drives a Rig; `Rig.give` and `Rig.launch` check the invariants after every input and plan."""
 
@@ -82,45 +112,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.number = 0
         self.refusals = 0
 
-    @rule(
-        target=sessions,
-        text=st.sampled_from(_TEXTS),
-        prompt=st.integers(1, 44),
-        outputs=st.tuples(
-            st.sampled_from([0, 0, 0, 2, 6]), st.integers(1, 14), st.sampled_from([0, 3])
-        ),
-        qos=st.sampled_from(QosClass),
-        tenant=st.sampled_from(["a", "b"]),
-        option=st.sampled_from(["", "", "", "stop", "deadline", "solo"]),
-    )
-    def submit(
-        self,
-        *,
-        text: tuple[int, ...],
-        prompt: int,
-        outputs: tuple[int, int, int],
-        qos: QosClass,
-        tenant: str,
-        option: str,
-    ) -> SessionKey:
+    @rule(target=sessions, orders=st.lists(_ORDERS, min_size=1, max_size=5))
+    def submit(self, orders: list[_Order]) -> MultipleResults[SessionKey]:
+        specs = [self._spec(order) for order in orders]
+        self._give(*(Submit(spec) for spec in specs))
+        return multiple(*(spec.key for spec in specs))
+
+    def _spec(self, order: _Order) -> SessionSpec:
         self.number += 1
-        delivered, max_output, min_output = outputs
-        spec = SessionSpec(
+        return SessionSpec(
             key=key(self.number),
             model="m",
-            prompt=text[:prompt],
-            delivered=tuple(range(delivered)),
-            max_output=max_output,
-            min_output=min_output,
-            stop_ids=frozenset(range(10)) if option == "stop" else frozenset(),
+            prompt=order.text[: order.prompt],
+            delivered=tuple(range(order.delivered)),
+            max_output=order.max_output,
+            min_output=order.min_output,
+            stop_ids=frozenset(range(10)) if order.option == "stop" else frozenset(),
             sampling=sampling(self.number % 2),
-            qos=qos,
-            tenant=tenant,
-            batch_invariant=option == "solo",
-            deadline_ns=self.rig.now_ns + 200 * MS if option == "deadline" else None,
+            qos=order.qos,
+            tenant=order.tenant,
+            batch_invariant=order.option == "solo",
+            deadline_ns=self.rig.now_ns + 200 * MS if order.option == "deadline" else None,
         )
-        self._give(Submit(spec))
-        return spec.key
 
     @rule(of=consumes(sessions))
     def cancel(self, of: SessionKey) -> None:

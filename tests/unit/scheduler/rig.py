@@ -197,6 +197,7 @@ class Rig:
         self.rejected: dict[SessionKey, Reject] = {}
         self.log: list[Effect] = []
         self.must_stop = False
+        self.started: list[int] = []
 
     # --- driving ----------------------------------------------------------------------------------
 
@@ -219,6 +220,7 @@ class Rig:
         if plan is not None:
             self.must_stop = False
             self.engine.launch(plan)
+            self.started.extend(start.spec.key.session for start in plan.starts)
             check_plan(self, plan)
         return plan
 

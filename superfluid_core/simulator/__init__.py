@@ -1,0 +1,1 @@
+"""The real scheduler in virtual time: scenarios, costs, runs, reports, plots, traces, fleets."""

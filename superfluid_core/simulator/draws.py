@@ -1,0 +1,33 @@
+"""A 48-bit linear congruential generator: the same draws on every machine and in every version."""
+
+from __future__ import annotations
+
+import math
+
+_MULTIPLIER = 0x5DEECE66D
+_INCREMENT = 0xB
+_MASK = (1 << 48) - 1
+
+
+class Draws:
+    """Numbers from a seed that is scrambled by the multiplier; doubles of 53 bits."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = (seed ^ _MULTIPLIER) & _MASK
+
+    def bits(self, count: int) -> int:
+        """Take the highest `count` bits (at most 32) of the next state."""
+        self._state = (self._state * _MULTIPLIER + _INCREMENT) & _MASK
+        return self._state >> (48 - count)
+
+    def double(self) -> float:
+        """Draw from [0, 1)."""
+        high = self.bits(26)
+        return float((high << 27) + self.bits(27)) / float(1 << 53)
+
+    def below(self, limit: int) -> int:
+        """Draw a whole number from 0..limit-1."""
+        return int(self.double() * limit)
+
+    def exponential(self, mean: float) -> float:
+        return -mean * math.log(1.0 - self.double())

@@ -1,0 +1,143 @@
+"""One scheduler, and an engine that only computes what its plans would cost. Time is the caller's.
+
+    receive(inputs, now)    the scheduler takes them; an Interrupt stops the tick at the next step
+    proceed(now)            the next step of the plan in flight, or the next plan: `ends_ns` says when it is done
+    complete()              at `ends_ns`: the step is reported, what it sampled leaves
+
+Steps are cut from plans by the same composer that real engines use. The caller hands in what arrived up to the end of a
+step before it asks for the next one, so that a newcomer is part of the next step and not of the one after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from superfluid_core.engine.compose import StepComposer, StepRow
+from superfluid_core.scheduler.plan import (
+    Effect,
+    Input,
+    Interrupt,
+    StepDone,
+    TickDone,
+    TickOutcome,
+    TickPlan,
+)
+from superfluid_core.scheduler.scheduler import Scheduler
+from superfluid_core.simulator.costs import CostModel, StepLoad, parse_cost
+from superfluid_core.simulator.flags import Flags
+
+TOKEN = 7
+
+
+class Observer(Protocol):
+    """Sees everything, changes nothing."""
+
+    def on_plan(self, plan: TickPlan, scheduler: Scheduler) -> None: ...
+
+    def on_step(self, rows: list[StepRow], start_ns: int, end_ns: int) -> None: ...
+
+    def on_effects(self, effects: Sequence[Effect], now_ns: int) -> None: ...
+
+
+def load_of(rows: list[StepRow]) -> StepLoad:
+    """Weigh one forward pass."""
+    decoding = prompt = context = 0
+    for row in rows:
+        count = len(row.inputs)
+        context += row.position + count
+        if row.decoding:
+            decoding += 1
+        else:
+            prompt += count
+    return StepLoad(decoding, prompt, context)
+
+
+class VirtualNode:
+    """Drives one `Scheduler`. At most one step is in flight; `ends_ns` is None while there is none."""
+
+    def __init__(self, flags: Flags, observer: Observer, cost: CostModel | None = None) -> None:
+        self.scheduler = Scheduler(
+            flags.limits, flags.pool, cuts_are_free=flags.cuts_are_free, rules=flags.rules
+        )
+        self.ends_ns: int | None = None
+        self._cost = cost or parse_cost(flags.cost, flags.unit_ns)
+        self._observer = observer
+        self._plan: TickPlan | None = None
+        self._composer: StepComposer | None = None
+        self._rows: list[StepRow] = []
+        self._began_ns = 0
+        self._tick_began_ns = 0
+        self._steps = 0
+        self._is_interrupted = False
+
+    def receive(self, inputs: Sequence[Input], now_ns: int) -> None:
+        self._tell(self.scheduler.receive(inputs, now_ns), now_ns)
+
+    def proceed(self, now_ns: int) -> bool:
+        """Begin the next step; False when nobody has work."""
+        assert self.ends_ns is None, "a step is in flight"
+        if self._plan is not None and not self._next_step(now_ns):
+            self._end_tick(now_ns)
+        if self._plan is None:
+            self._plan = self.scheduler.plan(now_ns)
+            if self._plan is None:
+                return False
+            self._composer = StepComposer(self._plan)
+            self._steps = 0
+            self._is_interrupted = False
+            self._tick_began_ns = now_ns
+            self._observer.on_plan(self._plan, self.scheduler)
+            began = self._next_step(now_ns)
+            assert began, "a plan held no step"
+        return True
+
+    def complete(self) -> int:
+        """Report the step in flight; returns the time at which it ended."""
+        now_ns, plan, composer = self.ends_ns, self._plan, self._composer
+        assert now_ns is not None, "no step is in flight"
+        assert plan is not None, "a step belongs to a plan"
+        assert composer is not None, "a plan has a composer"
+        rows = self._rows
+        self.ends_ns = None
+        lanes = tuple(row.lane for row in rows if row.samples)
+        composer.commit(rows, dict.fromkeys(lanes, TOKEN))
+        done = StepDone(
+            plan.tick,
+            self._steps,
+            lanes,
+            (TOKEN,) * len(lanes),
+            tuple((row.lane, len(row.inputs)) for row in rows if not row.decoding),
+            sum(len(row.inputs) for row in rows),
+            now_ns - self._began_ns,
+        )
+        self._steps += 1
+        self._observer.on_step(rows, self._began_ns, now_ns)
+        self._tell(self.scheduler.receive((done,), now_ns), now_ns)
+        return now_ns
+
+    def _next_step(self, now_ns: int) -> bool:
+        if self._is_interrupted and self._steps:
+            return False
+        assert self._composer is not None, "a plan has a composer"
+        rows = self._composer.next_step()
+        if not rows:
+            return False
+        self._rows = rows
+        self._began_ns = now_ns
+        self.ends_ns = now_ns + self._cost.step_ns(load_of(rows))
+        return True
+
+    def _end_tick(self, now_ns: int) -> None:
+        assert self._plan is not None, "only a plan in flight can end"
+        outcome = TickOutcome.INTERRUPTED if self._is_interrupted else TickOutcome.COMPLETE
+        done = TickDone(self._plan.tick, outcome, self._steps, now_ns - self._tick_began_ns)
+        self._plan = None
+        self._composer = None
+        self._tell(self.scheduler.receive((done,), now_ns), now_ns)
+
+    def _tell(self, effects: list[Effect], now_ns: int) -> None:
+        for effect in effects:
+            if isinstance(effect, Interrupt):
+                self._is_interrupted = True
+        self._observer.on_effects(effects, now_ns)

@@ -1,0 +1,150 @@
+"""The engine on CUDA against the same engine on the CPU: logits, greedy ids, noise, parking, by the same code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from superfluid_core.engine.torch.drive import Driver
+from superfluid_core.engine.torch.engine import TorchEngine, TorchOptions, build_torch_engine
+from superfluid_core.engine.torch.philox import philox
+from superfluid_core.modelfiles.config import ModelConfig, config_from_hf
+from superfluid_core.scheduler.plan import Park, TickPlan
+from superfluid_core.session import SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+SIZES = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 1000,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+
+
+@dataclass(frozen=True)
+class Files:
+    path: Path
+    config: ModelConfig
+    kind: str = "hf"
+
+    def weights_fingerprint(self) -> str:
+        return "0" * 16
+
+    def text_fingerprint(self) -> str:
+        return "0" * 16
+
+
+def random_weights() -> dict[str, torch.Tensor]:
+    torch.manual_seed(2)
+    tensors = {
+        "model.embed_tokens.weight": torch.randn(1000, 128),
+        "model.norm.weight": torch.rand(128) + 0.5,
+    }
+    shapes = {
+        "self_attn.q_proj": (512, 128),
+        "self_attn.k_proj": (128, 128),
+        "self_attn.v_proj": (128, 128),
+        "self_attn.o_proj": (128, 512),
+        "self_attn.q_norm": (64,),
+        "self_attn.k_norm": (64,),
+        "mlp.gate_proj": (256, 128),
+        "mlp.up_proj": (256, 128),
+        "mlp.down_proj": (128, 256),
+        "input_layernorm": (128,),
+        "post_attention_layernorm": (128,),
+    }
+    for layer in range(3):
+        for name, shape in shapes.items():
+            tensor = torch.randn(shape) / shape[-1] ** 0.5 if len(shape) > 1 else torch.ones(shape)
+            tensors[f"model.layers.{layer}.{name}.weight"] = tensor
+    return tensors
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    path = tmp_path_factory.mktemp("random")
+    save_file(random_weights(), path / "model.safetensors")
+    return Files(path, config_from_hf(SIZES, None))
+
+
+def build(files: Files, device: str, dtype: str = "float32") -> TorchEngine:
+    options = TorchOptions(device=device, dtype=dtype, lanes=4, kv_blocks=128, threads=1)
+    return build_torch_engine(files, options)
+
+
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(8)
+    return [torch.randint(0, 1000, (n,), generator=generator).tolist() for n in (1, 40, 130, 17)]
+
+
+def outputs(engine: TorchEngine, sampling: list[SamplingParams]) -> list[list[int]]:
+    driver = Driver(engine, blocks=[(block * 37 + 1) % 128 for block in range(128)])
+    opened = [driver.open(p, 24, s) for p, s in zip(prompts(), sampling, strict=True)]
+    driver.finish(steps=5, prompt_tokens=30, step_tokens=48)
+    return [session.outputs for session in opened]
+
+
+@pytest.fixture(autouse=True)
+def exact_float32() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def test_logits_agree_with_the_cpu(files: Files) -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        engine = build(files, device)
+        driver = Driver(engine)
+        for prompt in prompts():
+            driver.open(prompt, 1)
+        found.append(engine.forward_only(driver.plan(steps=1)).cpu())
+    torch.testing.assert_close(found[1], found[0], atol=1e-3, rtol=1e-3)
+
+
+def test_greedy_and_drawn_ids_equal_those_of_the_cpu(files: Files) -> None:
+    sampling = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(seed=5, temperature=0.8, top_p=0.9),
+        SamplingParams(seed=6, top_k=40, repetition_penalty=1.1),
+        SamplingParams(seed=7, temperature=0.5),
+    ]
+    assert outputs(build(files, "cuda"), sampling) == outputs(build(files, "cpu"), sampling)
+
+
+def test_auto_takes_the_checkpoints_dtype_and_runs(files: Files) -> None:
+    engine = build(files, "auto", "auto")
+    assert (engine.describe().dtype, engine.describe().device) == ("bfloat16", "cuda")
+    assert all(len(ids) == 24 for ids in outputs(engine, [SamplingParams(seed=1)] * 4))
+
+
+def test_noise_is_the_same_on_the_device() -> None:
+    words = [torch.randint(0, 1 << 32, (1000,)) for _ in range(6)]
+    here = philox(tuple(words[:4]), (words[4], words[5]))
+    moved = [word.cuda() for word in words]
+    there = philox(tuple(moved[:4]), (moved[4], moved[5]))
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(here, there, strict=True))
+
+
+def test_parked_blocks_come_back_through_pinned_memory(files: Files) -> None:
+    engine = build(files, "cuda")
+    pool = engine._pool
+    with torch.inference_mode():
+        pool._slab.normal_()
+    before = pool._slab[:, :, [7, 3]].clone()
+    engine.run(TickPlan(1, (), 16, park_out=(Park(1, (7, 3)),)), lambda _: None, lambda: False)
+    assert pool._parked[1].is_pinned()
+    with torch.inference_mode():
+        pool._slab.zero_()
+    engine.run(TickPlan(2, (), 16, park_in=(Park(1, (90, 91)),)), lambda _: None, lambda: False)
+    assert torch.equal(pool._slab[:, :, [90, 91]], before)
