@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from superfluid_core.errors import ConfigError
-from superfluid_core.limits import KIB, MIB, SchedulerLimits
+from superfluid_core.limits import KIB, MIB
 from superfluid_core.link.addresses import is_loopback, parse_address
 from superfluid_core.logs import FORMATS, LEVELS
 from superfluid_core.options import Option, Setting, choice, integer, merge
+from superfluid_noded.scheduling import SCHEDULING_OPTIONS, Scheduling, scheduling_of
 
 DEFAULT_FILE = "/etc/superfluid/noded.toml"
 LISTEN_PORT = 8454
 METRICS_PORT = 8463
 INSTANCES_MAX = 64
+FIM_CONTEXT_MAX = 8192
 CONFIG_BYTES_MAX = 1 * MIB
 
 ENGINES = ("native", "mock", "llamacpp", "mlx")
@@ -86,13 +88,6 @@ def _share(text: str) -> float:
     return value
 
 
-def _budget(text: str) -> int:
-    value: int = integer(0, 4096)(text)
-    if 0 < value < 64:
-        raise ValueError("a budget is 0 (adaptive) or 64..4096")
-    return value
-
-
 def _identity(text: str) -> str:
     if not _IDENTITY.fullmatch(text):
         raise ValueError("an identity is 1..64 of A-Z a-z 0-9 . _ -")
@@ -106,7 +101,6 @@ def _name(text: str) -> str:
 
 
 _MS = integer(1, 86_400_000)
-_LIMITS = SchedulerLimits()
 
 OPTIONS: tuple[Option, ...] = (
     Option("listen", "Address for heads, repeatable; [v6]:PORT for IPv6.", default=("0.0.0.0:8454",),
@@ -123,13 +117,15 @@ OPTIONS: tuple[Option, ...] = (
     Option("kv-blocks", "KV blocks in the pool.  [default: from memory]", integer(1, _BIG), metavar="N"),
     Option("kv-memory", "Memory for the KV pool, such as 8GiB.", parse_size, metavar="BYTES"),
     Option("step-tokens", "Tokens in one forward pass.  [default: the engine's]", integer(1, 65_536), metavar="N"),
-    Option("prefill-budget", "Prompt tokens per tick; 0 adapts.", _budget, _LIMITS.prefill_budget, metavar="N"),
-    Option("tick-decode-budget", "Decode tokens per tick; 0 scales.", integer(0, _BIG), _LIMITS.decode_budget, metavar="N"),
-    Option("tick-target-ms", "Length of a tick when every lane is busy.", _MS, _LIMITS.tick_target_ms, metavar="N"),
-    Option("starvation-ticks", "Nominal ticks after which a waiting session rises a class.", integer(1, 10_000),
-           _LIMITS.starvation_ticks, metavar="N"),
-    Option("max-queue", "Sessions that may wait.", integer(0, 100_000), _LIMITS.queue_max, metavar="N"),
-    Option("max-queued-tokens", "Prompt tokens that may wait; 0 is off.", integer(0, _BIG), 0, metavar="N"),
+    *SCHEDULING_OPTIONS,
+    Option("fim-model", "A second model for fill-in-the-middle, with lanes of its own.", metavar="MODEL"),
+    Option("fim-model-name", "Public name of the second model, repeatable.", _name, metavar="NAME", repeated=True),
+    Option("fim-max-batch", "Lanes of the second model.", integer(1, 64), 2, metavar="N"),
+    Option("fim-max-context", "Largest context of the second model.  [default: its own, at most 8192]",
+           integer(16, FIM_CONTEXT_MAX), metavar="N"),
+    Option("record", "Write every input of the scheduler to FILE (lengths and salted hashes) for an exact replay.",
+           metavar="FILE"),
+    Option("record-content", "Let --record keep token ids: prompts and answers can be read from the file.", is_flag=True),
     Option("identity", "Name of this node.  [default: host name and port]", _identity, metavar="NAME"),
     Option("auth-file", "Fleet key file (superfluid fleet key).", metavar="FILE"),
     Option("insecure-no-auth", "Serve anybody who can connect, without encryption.", is_flag=True),
@@ -157,6 +153,16 @@ class MockConfig:
     seed: int
     script: Path | None
     eos: float
+
+
+@dataclass(frozen=True, slots=True)
+class FimConfig:
+    """The second model: what it is, what it is called, how much room it gets."""
+
+    model: str
+    names: tuple[str, ...]
+    max_batch: int
+    max_context: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +195,10 @@ class NodeConfig:
     kv_blocks: int | None
     kv_memory_bytes: int | None
     step_tokens: int | None
-    scheduler: SchedulerLimits
+    scheduling: Scheduling
+    fim: FimConfig | None
+    record: Path | None
+    record_content: bool
     identity: str
     auth_file: Path | None
     insecure_no_auth: bool
@@ -228,6 +237,8 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> NodeC
         raise ConfigError(f"--engine {value['engine']}: {_ABSENT_ENGINES[value['engine']]}")
     if not value["model"]:
         raise ConfigError("--model is needed: a directory, a .gguf file, a hub id, or 'demo'")
+    if value["record_content"] and not value["record"]:
+        raise ConfigError("--record-content belongs to --record FILE")
     if value["kv_blocks"] is not None and value["kv_memory"] is not None:
         raise ConfigError("--kv-blocks and --kv-memory: give one of them")
     _judge_mock(settings)
@@ -250,7 +261,10 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> NodeC
         kv_blocks=value["kv_blocks"],
         kv_memory_bytes=value["kv_memory"],
         step_tokens=value["step_tokens"],
-        scheduler=_scheduler_limits(value),
+        scheduling=scheduling_of(value),
+        fim=_fim(value),
+        record=_path(value["record"]),
+        record_content=value["record_content"],
         identity=value["identity"] or default_identity(socket.gethostname(), listen[0][1]),
         auth_file=_path(value["auth_file"]),
         insecure_no_auth=value["insecure_no_auth"],
@@ -274,16 +288,11 @@ def default_identity(host: str, port: int) -> str:
     return f"{short}-{port or f'p{os.getpid()}'}"
 
 
-def _scheduler_limits(value: Mapping[str, Any]) -> SchedulerLimits:
-    return SchedulerLimits(
-        lanes=value["max_batch"],
-        queue_max=value["max_queue"],
-        queued_tokens_max=value["max_queued_tokens"],
-        prefill_budget=value["prefill_budget"],
-        decode_budget=value["tick_decode_budget"],
-        tick_target_ms=value["tick_target_ms"],
-        starvation_ticks=value["starvation_ticks"],
-    )
+def _fim(value: Mapping[str, Any]) -> FimConfig | None:
+    if not value["fim_model"]:
+        return None
+    names = tuple(dict.fromkeys(value["fim_model_name"]))
+    return FimConfig(value["fim_model"], names, value["fim_max_batch"], value["fim_max_context"])
 
 
 def _path(text: str | None) -> Path | None:
