@@ -8,8 +8,9 @@ a prefix is warm. The root folds in everything that must never be shared: the fl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
-from struct import pack
+from struct import Struct, pack
 
 HASH_BYTES = 16
 
@@ -25,9 +26,14 @@ def root_hash(
     return digest.digest()[:HASH_BYTES]
 
 
+@lru_cache(maxsize=64)
+def _layout(count: int) -> Struct:
+    return Struct(f"<{count}I")
+
+
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     """Name the block that holds `tokens` right after the block named `parent`."""
-    return sha256(parent + pack(f"<{len(tokens)}I", *tokens)).digest()[:HASH_BYTES]
+    return sha256(parent + _layout(len(tokens)).pack(*tokens)).digest()[:HASH_BYTES]
 
 
 def block_chain(root: bytes, tokens: Sequence[int], block_tokens: int) -> list[bytes]:

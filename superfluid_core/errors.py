@@ -30,6 +30,7 @@ class ErrorCode(StrEnum):
     DRAINING = "draining"
     OVERLOADED = "overloaded"
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    CANCELLED = "cancelled"
     TIMEOUT = "timeout"
     # the generation was lost on the way
     NODE_LOST = "node_lost"

@@ -81,6 +81,13 @@ class FleetLimits:
     queue_max: int = 256
     queue_wait_ms_max: int = 600_000
     no_node_wait_ms: int = 30_000
+    queued_tokens_max: int = 0
+    ttft_slo_ms: int = 0
+    moves_per_s: int = 64
+    moves_burst: int = 256
+    warm_up_ms: int = 10_000
+    warming_max: int = 16
+    drain_grace_ms: int = 30_000
     pool_high_pct: int = 90
     faults_to_open: int = 3
     fault_window_ms: int = 60_000

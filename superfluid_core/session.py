@@ -127,7 +127,8 @@ class SessionSpec:
     `prompt` and `delivered` are token ids; the context is their concatenation. `max_output` and
     `min_output` are absolute counts that include `delivered`. `stop_ids` is the complete set of ids that end
     the session (the model's end-of-text ids included unless the request ignores them); they are masked out
-    of the draw while fewer than `min_output` tokens exist.
+    of the draw while fewer than `min_output` tokens exist. At `deadline_ns` it ends wherever it is; at `start_deadline_ns` it ends
+    if it never had a lane until then.
     """
 
     key: SessionKey
@@ -146,6 +147,7 @@ class SessionSpec:
     grammar: Grammar | None = None
     deadline_ns: int | None = None
     prompt_logprobs: int | None = None
+    start_deadline_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ from superfluid_head.api.errors import ApiError, from_error, internal, not_found
 from superfluid_head.api.gate import Gate, GateRules
 from superfluid_head.api.health import HealthEndpoint
 from superfluid_head.api.models import ModelsEndpoint
+from superfluid_head.api.nodes import NodesEndpoint
+from superfluid_head.api.prefixes import PrefixesEndpoint
+from superfluid_head.api.sessions import SessionsEndpoint
 from superfluid_head.api.state import Head
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -30,8 +33,18 @@ READ = ("GET", "HEAD")
 def routes(head: Head) -> list[tuple[tuple[str, ...], str, Handler]]:
     """Every route: verbs, path, handler."""
     chat, models, health = ChatEndpoint(head), ModelsEndpoint(head), HealthEndpoint(head)
+    sessions = SessionsEndpoint(head.sessions, head.qos, head.limits)
+    prefixes, nodes = PrefixesEndpoint(head), NodesEndpoint(head)
     return [
         (("POST",), "/v1/chat/completions", chat.post),
+        (READ, "/v1/sessions", sessions.every),
+        (READ, "/v1/sessions/{session}", sessions.one),
+        (("POST",), "/v1/sessions/{session}/qos", sessions.set_class),
+        (("DELETE",), "/v1/sessions/{session}", sessions.cancel),
+        (("POST",), "/v1/prefixes", prefixes.post),
+        (("DELETE",), "/v1/prefixes/{prefix}", prefixes.delete),
+        (READ, "/v1/fleet/nodes/{node}/stats", nodes.stats),
+        (READ, "/scheduler/stats", nodes.every),
         (READ, "/v1/models", models.every),
         (READ, "/v1/models/{name:path}", models.one),
         (READ, "/livez", health.livez),

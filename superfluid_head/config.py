@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from superfluid_core.errors import ConfigError
-from superfluid_core.limits import MIB, HttpLimits, LinkLimits
+from superfluid_core.limits import MIB, FleetLimits, HttpLimits, LinkLimits
 from superfluid_core.link.addresses import is_loopback, parse_address
 from superfluid_core.logs import FORMATS, LEVELS
 from superfluid_core.options import Option, Setting, choice, integer, merge
+from superfluid_core.session import QosClass
 from superfluid_head.access.keys import (
     GLOBAL_KEY_NAME,
     KeyRing,
@@ -27,6 +28,8 @@ from superfluid_head.access.keys import (
     check_key,
     read_key_file,
 )
+from superfluid_head.access.ratelimit import RateLimit
+from superfluid_head.api.qos import QosRules
 from superfluid_head.fleet.directory import NodeAddress, parse_fleet
 
 DEFAULT_FILE = "/etc/superfluid/head.toml"
@@ -37,6 +40,7 @@ PLACEMENTS = ("load-aware", "least-loaded", "round-robin")
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
 _LIMITS = HttpLimits()
 _LINK = LinkLimits()
+_FLEET = FleetLimits()
 
 
 def _name(text: str) -> str:
@@ -44,6 +48,37 @@ def _name(text: str) -> str:
         raise ValueError("a model name is 1..256 of A-Z a-z 0-9 . _ : / -")
     return text
 
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"not a number: {text[:40]!r}") from None
+    if not 0 <= value <= 1e6:
+        raise ValueError("a rate is 0 (no limit) to 1000000 a second")
+    return value
+
+
+# Settings of the local node that `serve MODEL` starts; it parses and judges them itself.
+LOCAL_NAMES = (
+    *("engine", "device", "dtype", "threads", "max-batch", "max-context", "kv-blocks", "kv-memory"),
+    *(
+        "class-lanes",
+        "queue-policy",
+        "fair-weights",
+        "tenant-lanes",
+        "kv-reserve",
+        "watermark",
+        "victim",
+    ),
+    *("batching", "prefill-mode", "preempt-mode", "park-bytes", "pressure-high", "pressure-low"),
+    *("os-pressure", "pin-budget-pct", "prefill-budget", "tick-target-ms", "starvation-ticks"),
+    *("fim-model", "fim-model-name", "fim-max-batch", "fim-max-context"),
+)
+LOCAL_OPTIONS = (
+    *(Option(name, f"--{name} of the local node.", metavar="VALUE") for name in LOCAL_NAMES),
+    Option("park", "--park of the local node.", is_flag=True),
+)
 
 OPTIONS: tuple[Option, ...] = (
     Option("model", "Model to serve, repeatable: a directory, a .gguf file, a hub id, or 'demo'.",
@@ -64,6 +99,21 @@ OPTIONS: tuple[Option, ...] = (
     Option("offline", "Never download model files.", is_flag=True),
     Option("max-body-mib", "Largest request body, MiB.", integer(1, 1_024), _LIMITS.body_bytes_max // MIB, metavar="N"),
     Option("drain-ms", "How long streams may go on after SIGTERM.", integer(0, 86_400_000), _LIMITS.drain_ms, metavar="N"),
+    Option("prefix-scope", "Who may share cached prefixes: tenant, shared (nodes must agree).",
+           choice("tenant", "shared"), "tenant"),
+    Option("max-queue", "Requests that may wait in this head.", integer(0, 1_000_000), _FLEET.queue_max, metavar="N"),
+    Option("max-queued-tokens", "Prompt tokens that may wait in this head; 0 is off.", integer(0, 1 << 40),
+           _FLEET.queued_tokens_max, metavar="N"),
+    Option("ttft-slo-ms", "Refuse what is predicted to wait longer for a lane; 0 is off.", integer(0, 86_400_000),
+           _FLEET.ttft_slo_ms, metavar="N"),
+    Option("http-default-qos", "Class of requests that name none.  [default: agent]", QosClass.parse, metavar="CLASS"),
+    Option("no-http-qos-header", "Ignore x-superfluid-qos, but for keys with a ceiling of their own.", is_flag=True),
+    Option("http-allow-batch-invariant", "Let anybody ask for a lane that ticks alone.", is_flag=True),
+    Option("completion-rate", "Completions a second of one client; 0 is no limit.", _rate, 10.0, metavar="N"),
+    Option("completion-burst", "Completions of one client at once.", integer(1, 100_000), 20, metavar="N"),
+    Option("completion-deadline-ms", "Drop completions that have not started by then; 0 is off.",
+           integer(0, 86_400_000), 0, metavar="N"),
+    *LOCAL_OPTIONS,
     Option("debug-headers", "Say in replies how often a request moved.", is_flag=True),
     Option("ready-file", "JSON file written when the head listens.", metavar="FILE"),
     Option("log-format", "How to log: text or json.", choice(*FORMATS), "text"),
@@ -99,6 +149,9 @@ class HeadConfig:
     allow_mixed: bool
     offline: bool
     limits: HttpLimits
+    fleet_limits: FleetLimits
+    qos: QosRules
+    prefix_shared: bool
     debug_headers: bool
     ready_file: Path | None
     log_format: str
@@ -144,15 +197,17 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> HeadC
         raise ConfigError("several models need --fleet: a local node serves one")
     if value["model_name"] and fleet:
         raise ConfigError("--model-name belongs to a local node; remote nodes name their models")
-    if value["node_arg"] and fleet:
-        raise ConfigError("--node-arg belongs to a local node; there is none with --fleet")
+    local = _local_arguments(settings)
+    if (value["node_arg"] or local.flags) and fleet:
+        name = "node-arg" if value["node_arg"] else local.flags[0]
+        raise ConfigError(f"--{name} belongs to a local node; there is none with --fleet")
     limits = replace(
         _LIMITS, body_bytes_max=value["max_body_mib"] * MIB, drain_ms=value["drain_ms"]
     )
     return HeadConfig(
         models=tuple(dict.fromkeys(models)),
         model_name=value["model_name"],
-        node_arguments=value["node_arg"],
+        node_arguments=() if fleet else (*local.arguments, *value["node_arg"]),
         fleet=nodes,
         fleet_auth=_path(value["fleet_auth"]),
         insecure_no_auth=value["insecure_no_auth"],
@@ -163,11 +218,51 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> HeadC
         allow_mixed=value["allow_mixed"],
         offline=value["offline"],
         limits=limits,
+        fleet_limits=replace(
+            _FLEET,
+            queue_max=value["max_queue"],
+            queued_tokens_max=value["max_queued_tokens"],
+            ttft_slo_ms=value["ttft_slo_ms"],
+        ),
+        qos=_qos(value),
+        prefix_shared=value["prefix_scope"] == "shared",
         debug_headers=value["debug_headers"],
         ready_file=_path(value["ready_file"]),
         log_format=value["log_format"],
         log_level=value["log_level"],
         around=around,
+    )
+
+
+class _Local(NamedTuple):
+    """What a local node is told beside its model, and which of it came as flags."""
+
+    arguments: tuple[str, ...]
+    flags: tuple[str, ...]
+
+
+def _local_arguments(settings: Mapping[str, Setting]) -> _Local:
+    arguments: list[str] = []
+    flags: list[str] = []
+    for option in LOCAL_OPTIONS:
+        value, source = settings[option.attribute]
+        if value in (None, False):
+            continue
+        arguments += [f"--{option.name}"] if option.is_flag else [f"--{option.name}", str(value)]
+        flags += [option.name] if source == "flag" else []
+    if settings["prefix_scope"].value != "tenant":
+        arguments += ["--prefix-scope", settings["prefix_scope"].value]
+    return _Local(tuple(arguments), tuple(flags))
+
+
+def _qos(value: Mapping[str, Any]) -> QosRules:
+    default = value["http_default_qos"]
+    return QosRules(
+        default=QosClass.AGENT if default is None else default,
+        has_header=not value["no_http_qos_header"],
+        may_be_alone=value["http_allow_batch_invariant"],
+        completions=RateLimit(value["completion_rate"], value["completion_burst"]),
+        completion_deadline_ms=value["completion_deadline_ms"],
     )
 
 

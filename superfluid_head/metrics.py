@@ -1,13 +1,15 @@
 """What the head measures, in a registry of its own. Labels are bounded: routes, statuses, served models, nodes.
 
-Knows prometheus_client and nothing else; callers hand in plain numbers. Names begin with `superfluid_head_`.
+Knows prometheus_client and the names of classes; callers hand in plain numbers. Names begin with `superfluid_head_`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from superfluid_core.session import QosClass
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -67,6 +69,12 @@ class HeadMetrics:
         self._node_up = Gauge(
             "superfluid_head_node_up", "Whether a node is usable", ["node"], registry=made
         )
+        self._waiting = Gauge(
+            "superfluid_head_queue_depth",
+            "Sessions that wait in this head",
+            ["class"],
+            registry=made,
+        )
         self.loop_lag_s = Histogram(
             "superfluid_head_loop_lag_seconds",
             "How late the event loop woke up",
@@ -116,6 +124,11 @@ class HeadMetrics:
         """Set which nodes are up; called before a scrape."""
         for node, is_up in states:
             self._node_up.labels(self._bounded("node", node)).set(1 if is_up else 0)
+
+    def waiting(self, counts: Sequence[int]) -> None:
+        """Set how many wait, best class first; called before a scrape."""
+        for qos, count in zip(QosClass, counts, strict=True):
+            self._waiting.labels(qos.label).set(count)
 
     def render(self) -> bytes:
         """Prometheus text 0.0.4."""

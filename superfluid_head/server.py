@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -31,6 +32,7 @@ from superfluid_core.notify import READY, STOPPING, notify
 from superfluid_core.placement.policies import Policy
 from superfluid_head.api.inflight import Inflight
 from superfluid_head.api.protocol import protocol_class
+from superfluid_head.api.qos import QosDesk
 from superfluid_head.api.state import Head
 from superfluid_head.app import build_app
 from superfluid_head.config import HeadConfig, version
@@ -138,6 +140,8 @@ async def _run(config: HeadConfig, clock: Clock, sockets: list[socket.socket]) -
                 group.create_task(_stop_on_signal(parts, config)),
             ]
             _say_ready(config, places)
+            gc.freeze()
+            gc.enable()
             await server.serve(sockets=sockets)
             for task in tasks:
                 task.cancel()
@@ -171,6 +175,7 @@ def _fleet(config: HeadConfig, clock: Clock, texts: TextCatalog, local: LocalNod
         allow_mixed=config.allow_mixed,
         texts={text.name: text.fingerprint for text in texts},
         link_limits=replace(LinkLimits(), dead_ms=config.fleet_dead_ms),
+        fleet_limits=config.fleet_limits,
     )
     return Fleet(options, clock)
 
@@ -223,6 +228,8 @@ def _head(
         version=version(),
         warnings=warnings,
         debug_headers=config.debug_headers,
+        qos=QosDesk(config.qos),
+        prefix_shared=config.prefix_shared,
     )
 
 

@@ -25,18 +25,22 @@ from superfluid_core.wire.messages import (
     Closed,
     CloseReason,
     DrainOrder,
+    Embed,
     Goaway,
     Hello,
     Message,
     Open,
+    Pin,
     Refuse,
     Renew,
     SetClass,
+    Unpin,
     Welcome,
 )
 from superfluid_noded.answers import NodeCard
 from superfluid_noded.heads import Head, Live, Roster
 from superfluid_noded.judge import Denial, judge_open
+from superfluid_noded.pins import Pins
 from superfluid_noded.sessions import LeaseLimits, SessionTable, Verdict
 
 logger = logging.getLogger(__name__)
@@ -78,9 +82,11 @@ class Agent:
         observer: Observer,
         submit: Callable[..., None],
         limits: LinkLimits,
+        pins: Pins,
     ) -> None:
         self.card = card
         self.limits = limits
+        self.pins = pins
         self.roster = Roster(
             SessionTable(LeaseLimits(card.sessions_per_link_max, limits.lease_ttl_max_ms))
         )
@@ -89,7 +95,6 @@ class Agent:
         self._clock = clock
         self._observer = observer
         self._submit = submit
-        self._names = frozenset(card.names)
         self._text_chars_max = WireLimits().text_chars_max
 
     @property
@@ -138,6 +143,13 @@ class Agent:
                 stamp_ns, now_ns = message.stamp_ns, self._clock.boot_ns()
                 if not self.roster.table.renew(head.number, stamp_ns, now_ns):
                     raise RemoteProtocolError("RENEW with a stamp that this node has not made")
+            case Pin():
+                self._pin(head, message)
+            case Unpin():
+                self.pins.unpin(head.name, message.hashes)
+            case Embed():
+                text = "no engine of this node has embeddings"
+                self._refuse(head, message.session, 0, Denial(ErrorCode.UNSUPPORTED, text))
             case DrainOrder():
                 log(logger, "info", "drain ordered", head=head.name, grace_ms=message.grace_ms)
                 self.drain(message.grace_ms)
@@ -149,7 +161,7 @@ class Agent:
     def _open(self, head: Head, message: Open) -> None:
         judged = self._judge(head, message)
         if isinstance(judged, Denial):
-            self._refuse(head, message, judged)
+            self._refuse(head, message.session, message.epoch, judged)
             return
         key = judged.key
         lease = (message.lease_stamp_ns, message.lease_ttl_ms)
@@ -159,7 +171,7 @@ class Agent:
         placement = opening.placement
         if placement is None:
             denial = Denial(_VERDICTS[opening.verdict], opening.verdict.value)
-            self._refuse(head, message, denial)
+            self._refuse(head, message.session, message.epoch, denial)
             return
         inputs: list[Input] = []
         if opening.superseded is not None:
@@ -179,7 +191,8 @@ class Agent:
         if not head.opens.take(now_ns):
             return Denial(ErrorCode.RATE_LIMIT_EXCEEDED, "too many OPENs a second", RATE_RETRY_MS)
         key = SessionKey(head.name, message.session)
-        return judge_open(message, self._names, self.card.info, key, now_ns)
+        model = self.card.model(message.model)
+        return judge_open(message, None if model is None else model.info, key, now_ns)
 
     def _supersede(self, old: Live) -> list[Input]:
         """End an older placement of the same session; its head has raised the epoch and wants no word of it."""
@@ -187,12 +200,12 @@ class Agent:
         self._observer.ended("superseded")
         return [Cancel(old.run_key)]
 
-    def _refuse(self, head: Head, message: Open, denial: Denial) -> None:
+    def _refuse(self, head: Head, session: int, epoch: int, denial: Denial) -> None:
         self._observer.refused(denial.code)
         text = denial.text[: self._text_chars_max]
-        fields = {"head": head.name, "session": message.session, "code": denial.code}
+        fields = {"head": head.name, "session": session, "code": denial.code}
         log(logger, "info", "session refused", **fields, text=text)
-        answer = Refuse(denial.code, text, denial.retry_after_ms, message.session, message.epoch)
+        answer = Refuse(denial.code, text, denial.retry_after_ms, session, epoch)
         self.roster.send(head, (answer,))
 
     def _find(self, head: Head, session: int, epoch: int) -> Live | None:
@@ -211,6 +224,15 @@ class Agent:
         if live is not None:
             live.qos = message.qos
             self._submit(SetQos(live.run_key, message.qos))
+
+    def _pin(self, head: Head, message: Pin) -> None:
+        kept = self.pins.pin(head.name, message.hashes, message.ttl_ms, self._clock.now_ns())
+        fields = {"head": head.name, "blocks": kept, "ttl_ms": message.ttl_ms}
+        log(logger, "info", "prefix pinned", **fields, refused=len(message.hashes) - kept)
+
+    def end_pins(self) -> None:
+        """Let go of prefixes whose pins have ended."""
+        self.pins.expire(self._clock.now_ns())
 
     # --- ends that the node decides ---------------------------------------------------------------
 

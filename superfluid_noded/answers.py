@@ -27,23 +27,18 @@ from superfluid_core.wire.messages import (
 )
 from superfluid_core.wire.pieces import split_bytes, split_sessions
 
-FEATURES = ("files", "sessions", "stats")
+FEATURES = ("files", "pins", "sessions", "stats")
+PREFIX_SHARED = "prefix-shared"
+"""Offered by a node whose cached prefixes are not kept apart by tenant: block names do not hold it."""
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCard:
-    """Who this node is and what it serves; constant for the life of the process."""
+class ModelCard:
+    """One model that this node serves, under one or more names."""
 
-    identity: str
-    boot: str
     names: tuple[str, ...]
     info: EngineInfo
     files: Mapping[str, bytes]
-
-    @property
-    def sessions_per_link_max(self) -> int:
-        """Twice the lanes, and never less than the head's lanes + 2 (decisions 7)."""
-        return max(2 * self.info.lanes, self.info.lanes + 2)
 
     def offers(self) -> tuple[ModelOffer, ...]:
         info = self.info
@@ -64,16 +59,42 @@ class NodeCard:
             for name in self.names
         )
 
+
+@dataclass(frozen=True, slots=True)
+class NodeCard:
+    """Who this node is and what it serves, the main model first; constant for the life of the process."""
+
+    identity: str
+    boot: str
+    models: tuple[ModelCard, ...]
+    prefix_shared: bool = False
+
+    @property
+    def main(self) -> ModelCard:
+        return self.models[0]
+
+    @property
+    def sessions_per_link_max(self) -> int:
+        """Twice the lanes, and never less than the head's lanes + 2 of each model (decisions 7)."""
+        return sum(max(2 * card.info.lanes, card.info.lanes + 2) for card in self.models)
+
+    def model(self, name: str) -> ModelCard | None:
+        """Find the model of that name."""
+        return next((card for card in self.models if name in card.names), None)
+
+    def offers(self) -> tuple[ModelOffer, ...]:
+        return tuple(offer for card in self.models for offer in card.offers())
+
     def welcome(self, hello: Hello, limits: LinkLimits, stamp_ns: int) -> Welcome:
         """Answer a HELLO. `stamp_ns` is CLOCK_BOOTTIME: the first stamp that the head can echo."""
         return Welcome(
             minor=min(MINOR, hello.minor),
-            features=FEATURES,
+            features=(*FEATURES, PREFIX_SHARED) if self.prefix_shared else FEATURES,
             node=self.identity,
             boot=self.boot,
             models=self.offers(),
             stamp_ns=stamp_ns,
-            determinism=self.info.determinism,
+            determinism=self.main.info.determinism,
             sessions_max=self.sessions_per_link_max,
             lease_ttl_max_ms=limits.lease_ttl_max_ms,
             idle_timeout_ms=limits.idle_timeout_ms,
@@ -82,7 +103,8 @@ class NodeCard:
 
 def file_pieces(ask: FileAsk, card: NodeCard, limits: WireLimits) -> Iterable[FilePiece]:
     """Yield a text file piece by piece, or one empty piece when there is none of that name."""
-    data = card.files.get(ask.name) if ask.model in card.names else None
+    model = card.model(ask.model)
+    data = None if model is None else model.files.get(ask.name)
     if data is None or len(data) > limits.file_bytes_max:
         yield FilePiece(ask.request, 0, 1, "", b"")
         return

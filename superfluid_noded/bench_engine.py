@@ -30,6 +30,8 @@ from superfluid_core.modelfiles.resolve import ModelFiles, resolve
 from superfluid_core.scheduler.plan import Emit, Finish, Reject, StepDone, Submit
 from superfluid_core.scheduler.scheduler import PoolShape, Scheduler
 from superfluid_core.session import SamplingParams, SessionKey, SessionSpec
+from superfluid_noded import bench_costs
+from superfluid_noded.config import settle_threads
 
 STREAMS_MAX = 8
 WINDOW = 2048
@@ -57,6 +59,7 @@ class NativeContender:
     """Our scheduler and our torch engine, in this process and this thread."""
 
     def __init__(self, files: ModelFiles, threads: int) -> None:
+        settle_threads()
         from superfluid_core.engine.torch.engine import TorchOptions, build_torch_engine
 
         options = TorchOptions(
@@ -286,13 +289,24 @@ def serve(name: str, files: ModelFiles, threads: int) -> None:
         click.echo(json.dumps({"tok_s": rate(contender, files.config.vocabulary, request)}))
 
 
+def record(files: ModelFiles, threads: int, path: Path, repeats: int) -> None:
+    """Write what steps of our engine cost, for `superfluid simulate`."""
+    engine = NativeContender(files, threads).engine
+    bench_costs.record_costs(engine, files.name, path, max(1, repeats), click.echo)
+
+
 @click.command(help="One contender of `superfluid bench compare`: JSON lines in, JSON lines out.")
-@click.option("--contender", type=click.Choice(list(CONTENDERS)), required=True)
+@click.option("--contender", type=click.Choice(list(CONTENDERS)), default="native")
 @click.option("--model", default="demo", show_default=True)
 @click.option("--threads", default=1, show_default=True)
-def main(contender: str, model: str, threads: int) -> None:
+@click.option("--record-costs", metavar="FILE", help="Measure steps for the simulator instead.")
+@click.option("--repeats", default=5, show_default=True, help="Of every step, for --record-costs.")
+def main(contender: str, model: str, threads: int, record_costs: str | None, repeats: int) -> None:
     try:
-        serve(contender, resolve(model), threads)
+        if record_costs is None:
+            serve(contender, resolve(model), threads)
+        else:
+            record(resolve(model), threads, Path(record_costs), repeats)
     except (ImportError, OSError, RuntimeError, ValueError, SuperfluidError) as error:
         click.echo(json.dumps({"error": f"{type(error).__name__}: {error}"}))
         raise SystemExit(1) from None

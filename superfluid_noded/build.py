@@ -1,4 +1,4 @@
-"""Makes the engine that the configuration names, from the model's files.
+"""Makes the engines that the configuration names, from the models' files: one, or two with a fill-in-the-middle model.
 
 Blocking and slow: the server calls it in a thread of its own. torch is imported here and nowhere else in the node, and only
 for `--engine native`. Errors are words for a person: ConfigError for what was asked, ModelFilesError for what the model lacks.
@@ -16,14 +16,15 @@ from superfluid_core.engine.base import Engine, EngineInfo
 from superfluid_core.engine.script import Script, load_script
 from superfluid_core.engine.sim import SimEngine, SimOptions, ThreadPause
 from superfluid_core.errors import ConfigError, ModelFilesError
-from superfluid_core.limits import MIB
+from superfluid_core.kv.blocks import PoolShape
+from superfluid_core.limits import MIB, SchedulerLimits
 from superfluid_core.modelfiles.resolve import ModelFiles, resolve
 from superfluid_core.modelfiles.tokenizer import Tokenizer
-from superfluid_core.scheduler.scheduler import PoolShape, Scheduler
-from superfluid_noded.config import NodeConfig
+from superfluid_core.scheduler.rules import Rules
+from superfluid_noded.config import FIM_CONTEXT_MAX, NodeConfig
 
 SCRIPT_BYTES_MAX = 16 * MIB
-MOCK_BLOCK_TOKENS = 16
+BLOCK_TOKENS = 16
 MOCK_STEP_TOKENS = 512
 CRASH_STATUS = 70
 NATIVE_INSTALL = "pip install 'superfluid-fleet[node]'"
@@ -31,11 +32,13 @@ NATIVE_INSTALL = "pip install 'superfluid-fleet[node]'"
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What was found before any weight is read."""
+    """What was found before any weight is read. `is_second` marks the fill-in-the-middle model."""
 
     files: ModelFiles
     names: tuple[str, ...]
     window: int
+    lanes: int
+    is_second: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +50,41 @@ class Built:
     text_files: dict[str, bytes]
 
 
-def find_model(config: NodeConfig) -> Model:
-    """Find and read everything of the model but its weights. Raises ModelFilesError or ConfigError."""
+def find_models(config: NodeConfig) -> tuple[Model, ...]:
+    """Find and read everything of the models but their weights, the main one first.
+
+    Raises ModelFilesError or ConfigError.
+    """
     if config.engine == "native" and importlib.util.find_spec("torch") is None:
         raise ConfigError(f"--engine native needs torch: {NATIVE_INSTALL}")
-    files = resolve(config.model, offline=config.offline, token=config.around.hub_token)
-    window = files.config.window
-    if config.max_context is not None:
-        if config.max_context > window:
-            text = f"--max-context {config.max_context}: the model has at most {window}"
-            raise ConfigError(text)
-        window = config.max_context
+    files = _find(config, config.model)
+    window = _window(files, config.max_context, "max-context")
+    main = Model(files, config.names or (files.name,), window, config.max_batch)
+    fim = config.fim
+    if fim is None:
+        return (main,)
+    files = _find(config, fim.model)
+    window = _window(files, fim.max_context, "fim-max-context")
+    names = fim.names or (files.name,)
+    double = sorted(set(names) & set(main.names))
+    if double:
+        raise ConfigError(f"both models are called {double[0]!r}: name one with --fim-model-name")
+    return main, Model(files, names, min(window, FIM_CONTEXT_MAX), fim.max_batch, is_second=True)
+
+
+def _find(config: NodeConfig, spec: str) -> ModelFiles:
+    files = resolve(spec, offline=config.offline, token=config.around.hub_token)
     files.tokenizer()  # a node without it could not be asked for it; and a broken one is better known now
-    return Model(files, config.names or (files.name,), window)
+    return files
+
+
+def _window(files: ModelFiles, asked: int | None, flag: str) -> int:
+    window = files.config.window
+    if asked is None:
+        return window
+    if asked > window:
+        raise ConfigError(f"--{flag} {asked}: the model has at most {window}")
+    return asked
 
 
 def check_engine(config: NodeConfig, model: Model) -> str:
@@ -70,6 +95,12 @@ def check_engine(config: NodeConfig, model: Model) -> str:
         rates = config.mock.rates
         return f"mock (prefill {rates.prefill:g}/s, decode {rates.decode:g}/s, {lines} scripted answers)"
     return f"native (device {config.device}, dtype {config.dtype})"
+
+
+def build_engines(config: NodeConfig, models: tuple[Model, ...], clock: Clock) -> tuple[Built, ...]:
+    """Load all weights. The second model comes first: the main one's KV pool takes what memory is left."""
+    made = {model.names: build_engine(config, model, clock) for model in reversed(models)}
+    return tuple(made[model.names] for model in models)
 
 
 def build_engine(config: NodeConfig, model: Model, clock: Clock) -> Built:
@@ -83,11 +114,29 @@ def build_engine(config: NodeConfig, model: Model, clock: Clock) -> Built:
     return Built(engine, info, model.files.text_files())
 
 
-def build_scheduler(config: NodeConfig, info: EngineInfo, prefix_salt: bytes) -> Scheduler:
-    """Make the scheduler that fits the engine."""
-    limits = replace(config.scheduler, lanes=info.lanes, step_tokens=info.step_tokens)
-    pool = PoolShape(info.block_tokens, info.blocks, info.window)
-    return Scheduler(limits, pool, prefix_salt=prefix_salt, cuts_are_free=info.cuts_are_free)
+def _blocks_enough(model: Model) -> int:
+    return model.lanes * -(-model.window // BLOCK_TOKENS)
+
+
+def scheduler_sizes(
+    config: NodeConfig, info: EngineInfo
+) -> tuple[SchedulerLimits, Rules, PoolShape]:
+    """Fit the operator's limits and rules to an engine. A second, smaller engine has its caps cut to its lanes."""
+    limits = replace(config.scheduling.limits, lanes=info.lanes, step_tokens=info.step_tokens)
+    rules = config.scheduling.rules
+    if info.lanes < config.scheduling.limits.lanes:
+        caps = {qos: min(lanes, info.lanes) for qos, lanes in rules.class_lanes.items()}
+        rules = replace(rules, class_lanes=caps, tenant_lanes=min(rules.tenant_lanes, info.lanes))
+    if rules.park and not (info.capabilities.swap and info.kv_bytes_per_token):
+        raise ConfigError("--park: this engine cannot move KV to host memory")
+    pool = PoolShape(
+        info.block_tokens,
+        info.blocks,
+        info.window,
+        info.kv_bytes_per_token,
+        info.host_copy_bytes_per_s,
+    )
+    return limits, rules, pool
 
 
 def _native(config: NodeConfig, model: Model, clock: Clock) -> Engine:
@@ -96,10 +145,10 @@ def _native(config: NodeConfig, model: Model, clock: Clock) -> Engine:
     options = TorchOptions(
         device=config.device,
         dtype=config.dtype,
-        lanes=config.max_batch,
+        lanes=model.lanes,
         window=model.window,
-        kv_blocks=config.kv_blocks,
-        kv_memory_bytes=config.kv_memory_bytes,
+        kv_blocks=_blocks_enough(model) if model.is_second else config.kv_blocks,
+        kv_memory_bytes=None if model.is_second else config.kv_memory_bytes,
         threads=config.threads,
         step_tokens=config.step_tokens,
     )
@@ -110,12 +159,12 @@ def _mock(config: NodeConfig, model: Model, clock: Clock) -> Engine:
     if config.kv_memory_bytes is not None:
         raise ConfigError("--kv-memory: the mock engine has no memory to fill; use --kv-blocks")
     tokenizer = model.files.tokenizer()
-    enough = config.max_batch * -(-model.window // MOCK_BLOCK_TOKENS)
+    blocks = None if model.is_second else config.kv_blocks
     options = SimOptions(
         window=model.window,
-        lanes=config.max_batch,
-        block_tokens=MOCK_BLOCK_TOKENS,
-        blocks=config.kv_blocks or enough,
+        lanes=model.lanes,
+        block_tokens=BLOCK_TOKENS,
+        blocks=blocks or _blocks_enough(model),
         step_tokens=config.step_tokens or MOCK_STEP_TOKENS,
         prefill_rate=config.mock.rates.prefill,
         decode_rate=config.mock.rates.decode,

@@ -21,12 +21,13 @@ from superfluid_core.link.addresses import format_address, judge_bind
 from superfluid_core.link.keys import FleetKeys, load_keys
 from superfluid_core.logs import clean, setup_logging
 from superfluid_core.options import Setting, add_flags
-from superfluid_noded.build import Model, check_engine, find_model
+from superfluid_noded.build import Model, check_engine, find_models
 from superfluid_noded.config import (
     OPTIONS,
     NodeConfig,
     build_config,
     read_settings,
+    settle_threads,
     surroundings,
 )
 from superfluid_noded.server import LoadError, NodeServer
@@ -52,16 +53,17 @@ def command(config_file: str | None, check: bool, print_config: bool, **flags: A
     setup_logging(config.log_format, config.log_level, PROGRAM)
     keys = _load_keys(config)
     _judge_addresses(config, has_key=keys is not None)
-    model = find_model(config)
+    settle_threads()
+    models = find_models(config)
     if check:
-        _print_check(config, model, keys)
+        _print_check(config, models, keys)
         return
-    check_engine(config, model)
-    asyncio.run(_run(config, model, keys))
+    check_engine(config, models[0])
+    asyncio.run(_run(config, models, keys))
 
 
-async def _run(config: NodeConfig, model: Model, keys: FleetKeys | None) -> None:
-    await NodeServer(config, model, keys, SystemClock(), _say).run()
+async def _run(config: NodeConfig, models: tuple[Model, ...], keys: FleetKeys | None) -> None:
+    await NodeServer(config, models, keys, SystemClock(), _say).run()
 
 
 def _say(line: str) -> None:
@@ -96,15 +98,16 @@ def _print_settings(settings: Mapping[str, Setting]) -> None:
         click.echo(f"{name.replace('_', '-'):<{width}} = {shown}  ({setting.source})".rstrip())
 
 
-def _print_check(config: NodeConfig, model: Model, keys: FleetKeys | None) -> None:
+def _print_check(config: NodeConfig, models: tuple[Model, ...], keys: FleetKeys | None) -> None:
     listen = ", ".join(format_address(host, port) for host, port in config.listen)
     guard = "no key" if keys is None else f"key {keys.key_id}"
-    engine = check_engine(config, model)
-    click.echo(
-        f"model    {', '.join(model.names)} ({model.files.kind}, {model.files.config.family})"
-    )
+    engine = check_engine(config, models[0])
+    for model in models:
+        click.echo(
+            f"model    {', '.join(model.names)} ({model.files.kind}, {model.files.config.family})"
+        )
+        click.echo(f"window   {model.window} tokens, {model.lanes} lanes")
     click.echo(f"engine   {engine}")
-    click.echo(f"window   {model.window} tokens, {config.max_batch} lanes")
     click.echo(f"listen   {listen} as {config.identity} ({guard})")
     metrics = "off" if config.metrics is None else format_address(*config.metrics)
     click.echo(f"metrics  {metrics}")

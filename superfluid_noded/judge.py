@@ -29,12 +29,17 @@ class Denial:
 
 
 def judge_open(
-    message: Open, names: frozenset[str], info: EngineInfo, key: SessionKey, now_ns: int
+    message: Open, info: EngineInfo | None, key: SessionKey, now_ns: int
 ) -> SessionSpec | Denial:
-    """Build the session that `message` asks for, under `key`. `now_ns` is monotonic and starts its deadline."""
+    """Build the session that `message` asks for, under `key`. `now_ns` is monotonic and starts its deadline.
+
+    `info` describes the engine of the model that it names, None when there is none.
+    """
+    if info is None:
+        shown = message.model[:NAME_CHARS_SHOWN]
+        return Denial(ErrorCode.MODEL_NOT_FOUND, f"this node does not serve {shown!r}")
     denial = (
-        _judge_model(message, names)
-        or _judge_ids(message, info.vocabulary)
+        _judge_ids(message, info.vocabulary)
         or _judge_lengths(message, info)
         or _judge_capabilities(message, info)
     )
@@ -62,13 +67,6 @@ def judge_open(
         deadline_ns=None if deadline_ms is None else now_ns + deadline_ms * MS_NS,
         prompt_logprobs=message.prompt_logprobs,
     )
-
-
-def _judge_model(message: Open, names: frozenset[str]) -> Denial | None:
-    if message.model in names:
-        return None
-    shown = message.model[:NAME_CHARS_SHOWN]
-    return Denial(ErrorCode.MODEL_NOT_FOUND, f"this node does not serve {shown!r}")
 
 
 def _is_beyond(ids: Iterable[int], vocabulary: int) -> bool:

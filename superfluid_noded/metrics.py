@@ -7,19 +7,16 @@ content, addresses or session ids.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from superfluid_core.clock import SECOND
 from superfluid_core.errors import ErrorCode
 from superfluid_core.scheduler.plan import StepDone, TickDone, TickPlan
-from superfluid_core.scheduler.stats import SchedulerStats
 from superfluid_core.session import QosClass
+from superfluid_noded.gauges import SchedulerCollector, Snapshot, figures_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TENANTS_MAX = 256
@@ -29,17 +26,16 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
 _PLANS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25)
 
-Snapshot = Callable[[], SchedulerStats]
-
 
 class NodeMetrics:
     """All metrics of a node in a registry of its own; implements the agent's Observer and the loop's Watch."""
 
-    def __init__(self, snapshot: Snapshot, facts: Mapping[str, str], block_tokens: int) -> None:
+    def __init__(self, snapshot: Snapshot, facts: Mapping[str, str]) -> None:
         self.registry = CollectorRegistry()
         self._tenants: set[str] = set()
         registry = self.registry
-        registry.register(_SchedulerCollector(snapshot, facts, block_tokens))
+        self._models = {facts["model"]: snapshot}
+        registry.register(SchedulerCollector(self._models, facts))
 
         def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
             return Histogram(name, text, registry=registry, buckets=tuple(buckets))
@@ -69,6 +65,21 @@ class NodeMetrics:
         self._refused = Counter(
             "superfluid_refusals_total", "Sessions refused.", ("code",), registry=registry
         )
+
+    def add_model(self, name: str, snapshot: Snapshot) -> None:
+        """Export another scheduler too; from now on every figure of a scheduler says whose it is."""
+        self._models[name] = snapshot
+
+    def figures(self, node: Mapping[str, Any]) -> dict[str, Any]:
+        """Give the same as JSON: the main scheduler's stats, those of the others, and every metric by name."""
+        every = {name: figures_of(snapshot()) for name, snapshot in self._models.items()}
+        main, *others = every
+        return {
+            "node": dict(node),
+            "scheduler": every[main],
+            "models": {name: every[name] for name in others},
+            "metrics": _samples(self.registry),
+        }
 
     def expose(self) -> bytes:
         """Write everything in the text format."""
@@ -111,113 +122,15 @@ class NodeMetrics:
         self._tick.observe(done.elapsed_ns / SECOND)
 
 
-class _SchedulerCollector(Collector):
-    """Reads one snapshot per scrape."""
-
-    def __init__(self, snapshot: Snapshot, facts: Mapping[str, str], block_tokens: int) -> None:
-        self._snapshot = snapshot
-        self._facts = dict(facts)
-        self._block_tokens = block_tokens
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        stats = self._snapshot()
-        yield _labelled(GaugeMetricFamily, "superfluid_node_info", self._facts, 1)
-        yield from self._gauges(stats)
-        yield from _counters(stats)
-
-    def _gauges(self, stats: SchedulerStats) -> Iterable[Metric]:
-        queue = {qos.label: stats.queued[qos] for qos in QosClass}
-        yield _family(GaugeMetricFamily, "superfluid_queue_depth", "class", queue)
-        lanes = {
-            "prefilling": stats.lanes_prefilling,
-            "decoding": stats.lanes_decoding,
-            "free": stats.lanes - stats.lanes_busy,
-        }
-        yield _family(GaugeMetricFamily, "superfluid_lanes", "state", lanes)
-        blocks = {
-            "used": stats.blocks_used,
-            "cached": stats.blocks_cached,
-            "free": stats.blocks - stats.blocks_used - stats.blocks_cached,
-        }
-        yield _family(GaugeMetricFamily, "superfluid_kv_blocks", "state", blocks)
-        reserved = stats.reserved_blocks * self._block_tokens
-        computed = max(1, stats.prompt_tokens + stats.output_tokens)
-        plain = {
-            "superfluid_queued_tokens": stats.queued_tokens,
-            "superfluid_kv_reserved_tokens": reserved,
-            "superfluid_prefill_budget_tokens": stats.prefill_budget_tokens,
-            "superfluid_decode_grant_tokens": stats.decode_grant_tokens,
-            "superfluid_recompute_ratio": stats.recomputed_tokens / computed,
-            "superfluid_prefill_tokens_per_second": stats.prefill_rate,
-            "superfluid_step_predicted_seconds": stats.step_predicted_ns / SECOND,
-            "superfluid_draining": int(stats.draining),
-        }
-        for name, value in plain.items():
-            yield GaugeMetricFamily(name, name, value)
-
-
-def _counters(stats: SchedulerStats) -> Iterable[Metric]:
-    gates = {
-        "blocks": stats.held_blocks,
-        "class": stats.held_class,
-        "tenant": stats.held_tenant,
-        "thrash": stats.held_thrash,
-    }
-    yield _family(CounterMetricFamily, "superfluid_kv_admit_blocked", "gate", gates)
-    preemptions = CounterMetricFamily(
-        "superfluid_preemptions", "superfluid_preemptions", labels=("cause", "mode")
-    )
-    causes = {
-        "class": stats.preempted_for_class,
-        "blocks": stats.preempted_for_blocks,
-        "pressure": stats.preempted_for_pressure,
-    }
-    for cause, value in causes.items():
-        preemptions.add_metric((cause, "recompute"), value)
-    yield preemptions
-    evicted = {
-        "pressure": stats.evicted_for_pressure,
-        "need": max(0, stats.prefix_evicted_blocks - stats.evicted_for_pressure),
-    }
-    yield _family(CounterMetricFamily, "superfluid_prefix_evicted_blocks", "cause", evicted)
-    plain = {
-        "superfluid_prefix_hit_tokens": stats.prefix_hit_tokens,
-        "superfluid_prefix_miss_tokens": stats.prefix_miss_tokens,
-        "superfluid_prompt_tokens": stats.prompt_tokens,
-        "superfluid_output_tokens": stats.output_tokens,
-        "superfluid_recomputed_tokens": stats.recomputed_tokens,
-        "superfluid_ticks": stats.ticks,
-        "superfluid_steps": stats.steps,
-        "superfluid_interrupts": stats.interrupts,
-        "superfluid_refused_plans": stats.refused_plans,
-    }
-    for name, value in plain.items():
-        yield CounterMetricFamily(name, name, value)
-
-
-_Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
-
-
-def _family(kind: _Family, name: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = kind(name, name, labels=(label,))
-    for key, value in values.items():
-        family.add_metric((key,), value)
-    return family
-
-
-def _labelled(kind: _Family, name: str, labels: Mapping[str, str], value: float) -> Metric:
-    family = kind(name, name, labels=tuple(labels))
-    family.add_metric(tuple(labels.values()), value)
-    return family
-
-
-def figures(stats: SchedulerStats, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the same as JSON: the scheduler's stats with names for its columns."""
-    raw = asdict(stats)
-    raw["queued"] = {qos.label: stats.queued[qos] for qos in QosClass}
-    raw["decode_rates"] = {str(batch): rate for batch, rate in stats.decode_rates}
-    raw["finished"] = {reason.value: count for reason, count in stats.finished}
-    return {"node": dict(facts), "scheduler": raw}
+def _samples(registry: CollectorRegistry) -> dict[str, Any]:
+    """Write every sample as a plain value: a number, or a list of labels and numbers."""
+    found: dict[str, Any] = {}
+    for family in registry.collect():
+        for sample in family.samples:
+            if sample.name.endswith(("_bucket", "_created")):
+                continue
+            if sample.labels:
+                found.setdefault(sample.name, []).append({**sample.labels, "value": sample.value})
+            else:
+                found[sample.name] = sample.value
+    return found

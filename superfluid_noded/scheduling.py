@@ -1,11 +1,12 @@
 """The scheduler's settings of a node: flags of the names in scheduler.md, turned into its limits and rules.
 
-What the scheduler of this version cannot do is a known name that is refused in words, never silently ignored. Pure: values in,
-values out; `config.py` puts the table beside its own.
+What contradicts itself, or what no engine can do, is refused by the rules themselves, in words. `config.py` puts the table
+beside its own.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,25 +15,32 @@ from typing import Any, NamedTuple
 from superfluid_core.errors import ConfigError
 from superfluid_core.limits import SchedulerLimits
 from superfluid_core.options import Option, choice, integer
-from superfluid_core.scheduler.rules import QueueOrder, Reserve, Rules, Victim
+from superfluid_core.scheduler.rules import (
+    Batching,
+    PreemptMode,
+    PrefillMode,
+    QueueOrder,
+    Reserve,
+    Rules,
+    Victim,
+)
 from superfluid_core.session import QosClass
 
 PRESSURE_FILE = "/proc/pressure/memory"
 ON_OFF = ("on", "off")
 SCOPES = ("tenant", "shared")
 _BIG = 1 << 31
+_SIZE = re.compile(r"(\d{1,15})\s*(|[KMGT]i?B?|B)", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _LIMITS = SchedulerLimits()
 _RULES = Rules()
 
-# What scheduler.md names and this version's scheduler does not do: value -> words.
-_ABSENT: dict[str, dict[str, str]] = {
-    "prefill_mode": {
-        "monolithic": "this scheduler prefills in chunks",
-        "alternating": "this scheduler prefills in chunks",
-        "disaggregated": "no engine of this version can take over a finished KV",
-    },
-    "batching": {"static": "this scheduler batches continuously"},
-}
+
+class ClassLanes(dict[QosClass, int]):
+    """Caps of lanes by class, written as they are read."""
+
+    def __str__(self) -> str:
+        return ",".join(f"{qos.label}={lanes}" for qos, lanes in self.items())
 
 
 class FairWeights(NamedTuple):
@@ -43,6 +51,18 @@ class FairWeights(NamedTuple):
 
     def __str__(self) -> str:
         return f"prompt={self.prompt},output={self.output}"
+
+
+def parse_size(text: str) -> int:
+    """Parse a number of bytes: 1073741824, 512MiB, 8G (powers of 1024)."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"not a size such as 8GiB: {text[:40]!r}")
+    unit = found.group(2).upper().removesuffix("B").removesuffix("I")
+    value = int(found.group(1)) << (10 * _POWERS[unit])
+    if value <= 0:
+        raise ValueError("a size above zero is needed")
+    return value
 
 
 def budget(text: str) -> int:
@@ -64,11 +84,11 @@ def _pairs(text: str, known: str) -> dict[str, int]:
     return found
 
 
-def parse_class_lanes(text: str) -> dict[QosClass, int]:
+def parse_class_lanes(text: str) -> ClassLanes:
     """Parse `background=2,agent=6`; aliases count, a class may be named once."""
+    caps = ClassLanes()
     if not text.strip():
-        return {}
-    caps: dict[QosClass, int] = {}
+        return caps
     for name, lanes in _pairs(text, "CLASS=N,CLASS=N").items():
         qos = QosClass.parse(name)
         if qos in caps:
@@ -114,9 +134,13 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
            metavar="N"),
     Option("victim", "Who is preempted among equals.", choice(*Victim), _RULES.victim.value),
     Option("admit-after-preempt", "Whether a tick that preempted for room also admits.", choice(*ON_OFF), "on"),
-    Option("batching", "How sessions enter the batch: continuous, static.", choice("continuous", "static"), "continuous"),
-    Option("prefill-mode", "How prompts are computed: chunked, monolithic, alternating, disaggregated.",
-           choice("chunked", "monolithic", "alternating", "disaggregated"), "chunked"),
+    Option("batching", f"How sessions enter the batch: {', '.join(Batching)}.", choice(*Batching), _RULES.batching.value),
+    Option("prefill-mode", f"How prompts are computed: {', '.join(PrefillMode)}.", choice(*PrefillMode),
+           _RULES.prefill_mode.value),
+    Option("preempt-mode", f"What becomes of a victim's KV: {', '.join(PreemptMode)}.", choice(*PreemptMode),
+           _RULES.preempt_mode.value),
+    Option("park", "Keep KV that leaves the pool in host memory.", is_flag=True),
+    Option("park-bytes", "Most host memory for it, such as 8GiB.  [default: 4GiB]", parse_size, metavar="BYTES"),
     Option("pressure-high", "KV pool occupancy above which cached prefixes are evicted, %.", _PERCENT,
            _RULES.pressure_high_pct, metavar="N"),
     Option("pressure-low", "Occupancy down to which they are evicted, %.", _PERCENT, _RULES.pressure_low_pct, metavar="N"),
@@ -139,10 +163,6 @@ class Scheduling:
 
 def scheduling_of(value: Mapping[str, Any]) -> Scheduling:
     """Turn parsed settings into limits and rules, and hold them against each other. Raises ConfigError."""
-    for name, absent in _ABSENT.items():
-        why = absent.get(value[name])
-        if why is not None:
-            raise ConfigError(f"--{name.replace('_', '-')} {value[name]}: {why}")
     limits = SchedulerLimits(
         lanes=value["max_batch"],
         queue_max=value["max_queue"],
@@ -168,7 +188,7 @@ def _rules(value: Mapping[str, Any]) -> Rules:
         queue_order=QueueOrder(value["queue_policy"]),
         fair_prompt_weight=weights.prompt,
         fair_output_weight=weights.output,
-        class_lanes=value["class_lanes"] or {},
+        class_lanes=value["class_lanes"] or ClassLanes(),
         tenant_lanes=value["tenant_lanes"],
         reserve=Reserve(value["kv_reserve"]),
         ttft_slo_ms=value["ttft_slo_ms"],
@@ -177,4 +197,9 @@ def _rules(value: Mapping[str, Any]) -> Rules:
         victim=Victim(value["victim"]),
         admit_after_preempt=value["admit_after_preempt"] == "on",
         prefix_shared=value["prefix_scope"] == "shared",
+        batching=Batching(value["batching"]),
+        prefill_mode=PrefillMode(value["prefill_mode"]),
+        preempt_mode=PreemptMode(value["preempt_mode"]),
+        park=value["park"],
+        park_bytes=value["park_bytes"] or _RULES.park_bytes,
     )

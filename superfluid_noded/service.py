@@ -1,6 +1,6 @@
 """The node's tasks: one per link, one for STATUS, one for leases, one for the supervisor. No policy.
 
-It joins the agent (what heads say), the teller (what heads are told) and the engine loop. Long answers leave a piece at a time, never so
+It joins the agent (what heads say), the teller (what heads are told) and the engine loops. Long answers leave a piece at a time, never so
 many that tokens would wait behind them. Whoever runs `handle` owns the link; the other coroutines are the server's tasks.
 """
 
@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from superfluid_core.clock import MS, Clock
-from superfluid_core.engine.loop import EngineLoop
+from superfluid_core.clock import Clock
 from superfluid_core.errors import RemoteProtocolError
 from superfluid_core.limits import KIB, LinkLimits, WireLimits
 from superfluid_core.link.link import Link, LinkClosedError
 from superfluid_core.logs import log
-from superfluid_core.scheduler.scheduler import Scheduler
 from superfluid_core.wire.messages import (
     FileAsk,
     LinkError,
@@ -30,6 +28,7 @@ from superfluid_core.wire.messages import (
 from superfluid_noded.agent import Agent
 from superfluid_noded.answers import file_pieces, session_pieces, stats_pieces
 from superfluid_noded.heads import Head
+from superfluid_noded.serving import Serving, sessions, status_of
 from superfluid_noded.teller import Teller
 
 logger = logging.getLogger(__name__)
@@ -49,15 +48,13 @@ class Service:
         self,
         agent: Agent,
         teller: Teller,
-        scheduler: Scheduler,
-        loop: EngineLoop,
+        servings: Sequence[Serving],
         clock: Clock,
         figures: Figures,
     ) -> None:
         self._agent = agent
         self._teller = teller
-        self._scheduler = scheduler
-        self._loop = loop
+        self._servings = servings
         self._clock = clock
         self._figures = figures
         self._limits: LinkLimits = agent.limits
@@ -119,7 +116,7 @@ class Service:
     def _session_rows(self) -> list[SessionRow]:
         live = self._agent.roster.live
         rows: list[SessionRow] = []
-        for view in self._scheduler.sessions():
+        for view in sessions(self._servings):
             known = live.get(view.key.session)
             if known is not None:
                 rows.append(
@@ -139,22 +136,8 @@ class Service:
 
     def status(self) -> Status:
         """Describe load and liveness of this moment."""
-        stats = self._scheduler.stats()
-        return Status(
-            stamp_ns=self._clock.boot_ns(),
-            steps=self._loop.steps,
-            lanes_busy=stats.lanes_busy,
-            lanes=stats.lanes,
-            queued=stats.queued,
-            queued_tokens=stats.queued_tokens,
-            blocks_used=stats.blocks_used,
-            blocks_cached=stats.blocks_cached,
-            blocks=stats.blocks,
-            prefill_rate=stats.prefill_rate,
-            decode_rates=stats.decode_rates,
-            step_predicted_ms=-(-stats.step_predicted_ns // MS),
-            draining=self._agent.is_draining,
-        )
+        stamp_ns = self._clock.boot_ns()
+        return status_of(self._servings, stamp_ns, draining=self._agent.is_draining)
 
     async def tell_status(self) -> None:
         """STATUS whenever the load changed and `status_ms` apart while sessions live, never more often than `status_ms_min`."""
@@ -179,11 +162,12 @@ class Service:
             await asyncio.sleep(SWEEP_S)
             self._agent.end_lapsed()
             self._agent.end_drained()
+            self._agent.end_pins()
             silent = self._teller.silent()
             if silent:
                 waiting = {
                     view.key.session
-                    for view in self._scheduler.sessions()
+                    for view in sessions(self._servings)
                     if view.state in WAITING_STATES
                 }
                 self._teller.reassure(live for live in silent if live.placement.serial in waiting)

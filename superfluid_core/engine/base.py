@@ -37,6 +37,7 @@ class EngineInfo:
 
     Lengths are tokens. `weights_fingerprint` names the exact numbers, `engine_build` the code and dtype that run
     them; sessions move only between equal weights. `cuts_are_free` says that a step costs the same however a tick is cut.
+    `host_copy_bytes_per_s` is how fast parked KV moves, measured at start, one way; 0 where nothing can be parked for real.
     """
 
     weights_fingerprint: str
@@ -54,6 +55,8 @@ class EngineInfo:
     determinism: Determinism
     cuts_are_free: bool = False
     capabilities: Capabilities = field(default_factory=Capabilities)
+    kv_bytes_per_token: int = 0
+    host_copy_bytes_per_s: float = 0.0
 
 
 class Engine(Protocol):

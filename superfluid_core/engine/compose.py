@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from superfluid_core.scheduler.plan import LanePlan, TickPlan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepRow:
-    """One lane's part of a step. `inputs` go to positions `position ..`; `samples` says whether its last row is drawn from."""
+    """One lane's part of a step. `inputs` go to positions `position ..`; `samples` says whether its last row is drawn from.
+
+    Not frozen, for every lane makes one in every step, and a frozen one costs four times as much to make. Nobody changes it.
+    """
 
     lane: int
     position: int

@@ -56,6 +56,8 @@ class SimOptions:
     seed: int = 0
     eos_probability: float = 0.002
     text_fingerprint: str = ""
+    kv_bytes_per_token: int = 2048
+    host_copy_bytes_per_s: float = 8e9
 
 
 @dataclass(slots=True)
@@ -142,6 +144,8 @@ class SimEngine:
             determinism=Determinism.EXACT,
             cuts_are_free=True,
             capabilities=Capabilities(batch_invariant=True, swap=True),
+            kv_bytes_per_token=options.kv_bytes_per_token,
+            host_copy_bytes_per_s=options.host_copy_bytes_per_s,
         )
 
     def close(self) -> None:

@@ -13,11 +13,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """Size of an engine's KV pool; `window` is the most positions that one session may have."""
+    """Size of an engine's KV pool; `window` is the most positions that one session may have.
+
+    `kv_bytes_per_token` is what one position costs in host memory, 0 when the engine cannot move KV there; `host_copy_bytes_per_s`
+    is how fast it does, measured by the engine, 0 when unknown.
+    """
 
     block_tokens: int
     blocks: int
     window: int
+    kv_bytes_per_token: int = 0
+    host_copy_bytes_per_s: float = 0.0
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_tokens * self.kv_bytes_per_token
 
     @property
     def context_max(self) -> int:

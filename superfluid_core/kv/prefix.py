@@ -3,16 +3,18 @@
 A tree in a dict: a node's key is its chain hash, its parent the hash before it. A find is verified by tokens and parent,
 never by the hash alone. Sessions hold every block from the root to their last, so a node that nobody holds has no
 held child, and all idle nodes can be evicted, least recently used leaf first. Pinned nodes go last, the oldest pin
-first. This is also the one door to the pool: it alone turns idle blocks into free ones.
+first. This is also the one door to the pool: it alone turns idle blocks into free ones. What is evicted goes to the
+host's store, where there is one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from superfluid_core.kv.blocks import BlockPool
+from superfluid_core.kv.park import ParkStore
 
 _SLACK = 64
 
@@ -24,7 +26,7 @@ class _Node:
     tokens: tuple[int, ...]
     block: int
     above: _Node | None
-    children: dict[bytes, _Node] = field(default_factory=dict)
+    children: dict[bytes, _Node] | None = None
     stamp: int = 0
     pin: int = 0
 
@@ -37,16 +39,22 @@ class PrefixChanges(NamedTuple):
 
 
 class PrefixCache:
-    """Publishes, finds and evicts blocks; allocates from the pool, evicting when it must."""
+    """Publishes, finds and evicts blocks; allocates from the pool, evicting when it must.
 
-    def __init__(self, pool: BlockPool) -> None:
+    Who waits for a block to be published puts its name into `wanted`; it moves to `arrived` when it comes.
+    """
+
+    def __init__(self, pool: BlockPool, host: ParkStore | None = None) -> None:
         self._pool = pool
+        self._host = host or ParkStore(0)
         self._nodes: dict[bytes, _Node] = {}
         self._by_block: dict[int, _Node] = {}
         self._leaves: list[tuple[int, int, bytes]] = []
         self._clock = 0
         self._pins = 0
         self._changes: dict[bytes, bool] = {}
+        self.wanted: dict[bytes, None] = {}
+        self.arrived: list[bytes] = []
         self.idle = 0
         self.evicted = 0
 
@@ -118,18 +126,27 @@ class PrefixCache:
         self._nodes[name] = node
         self._by_block[block] = node
         if over is not None:
+            if over.children is None:
+                over.children = {}
             over.children[name] = node
         self._note(name, appeared=True)
+        if name in self.wanted:
+            del self.wanted[name]
+            self.arrived.append(name)
         return block
 
     def withdraw(self, block: int) -> None:
-        """Nobody may find this block again, nor any that was computed on top of it."""
+        """Nobody may find this block again, nor any that was computed on top of it.
+
+        The host forgets all prefixes: what lies there does not know what it was computed on top of.
+        """
+        self._host.drop_prefixes()
         node = self._by_block.get(block)
         pending = [] if node is None else [node]
         while pending:
             node = pending.pop()
-            pending.extend(node.children.values())
-            node.children.clear()
+            pending.extend((node.children or {}).values())
+            node.children = None
             self._forget(node)
             if not self._pool.references(node.block):
                 self.idle -= 1
@@ -137,8 +154,8 @@ class PrefixCache:
 
     # --- forgetting -------------------------------------------------------------------------------
 
-    def evict_one(self) -> bool:
-        """Free the least recently used idle leaf; False when nothing is idle."""
+    def evict_one(self, *, to_host: bool = True) -> bool:
+        """Free the least recently used idle leaf, keeping a copy in the host; False when nothing is idle."""
         while self._leaves:
             _, stamp, name = heappop(self._leaves)
             node = self._nodes.get(name)
@@ -147,6 +164,8 @@ class PrefixCache:
             if self._pool.references(node.block):
                 continue
             self._forget(node)
+            if to_host:
+                self._host.keep_prefix(node.name, node.parent, node.tokens, node.block)
             self.idle -= 1
             self.evicted += 1
             self._pool.give_back(node.block)
@@ -183,7 +202,9 @@ class PrefixCache:
         del self._by_block[node.block]
         self._note(node.name, appeared=False)
         above = node.above
-        if above is None or above.children.pop(node.name, None) is None:
+        if above is None or above.children is None:
+            return
+        if above.children.pop(node.name, None) is None:
             return
         if not above.children and not self._pool.references(above.block):
             self._push(above)

@@ -229,6 +229,8 @@ class Listener:
             pass
         except asyncio.CancelledError:
             reason = self._reason
+            if not self._closing.is_set():
+                link.abort(reason)  # the program broke: a farewell would pass for a drain
             raise
         except Exception as error:  # noqa: BLE001 # the task's outermost edge: one link must not take the others along
             reason = "internal error"

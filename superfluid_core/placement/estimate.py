@@ -6,6 +6,10 @@
 
 Rates are measured by the nodes. What a node has not measured yet is taken as the mean of those that have, so that a new
 node is neither flooded nor shunned. The expected output is learned per model and tenant: `max_tokens` says little.
+
+All of it is linear in the request, which is why a node's part can be computed once for many requests (`Figures`):
+
+    seconds = backlog + uncached tokens * per_prompt + output tokens * (waiting + slowing)
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from superfluid_core.placement.view import NodeView, Offer, PlacementRequest
 
@@ -40,28 +45,25 @@ class Estimate:
         return self.prefill + self.lane_wait + self.slowdown
 
 
-@dataclass(frozen=True, slots=True)
-class FleetRates:
-    """The mean of what is known, used where a node has measured nothing."""
+class Curve:
+    """How long one decode step takes, by the number of lanes: measured points, interpolated, each asked for once."""
 
-    prefill: float
-    decode: tuple[Rates, ...]
+    __slots__ = ("_known", "_points", "rates")
 
-    @staticmethod
-    def of(nodes: Iterable[NodeView]) -> FleetRates:
-        known = [node.load for node in nodes]
-        prefill = [load.prefill_rate for load in known if load.prefill_rate > 0.0]
-        decode = tuple(load.decode_rates for load in known if usable(load.decode_rates))
-        mean = sum(prefill) / len(prefill) if prefill else PREFILL_RATE_UNKNOWN
-        return FleetRates(mean, decode)
+    def __init__(self, rates: Rates) -> None:
+        self.rates = rates
+        self._points = sorted((n, n / rate) for n, rate in rates if n > 0 and rate > 0.0)
+        self._known: dict[int, float] = {}
 
-    def step_seconds(self, own: Rates, lanes: int) -> float:
-        """Duration of one decode step over `lanes` lanes: measured, else the mean of the others'."""
-        if usable(own):
-            return step_seconds(own, lanes)
-        if not self.decode:
-            return STEP_SECONDS_UNKNOWN * (1.0 + SLOPE_FLOOR * max(0, lanes - 1))
-        return sum(step_seconds(rates, lanes) for rates in self.decode) / len(self.decode)
+    @property
+    def is_known(self) -> bool:
+        return bool(self._points)
+
+    def step(self, lanes: int) -> float:
+        found = self._known.get(lanes)
+        if found is None:
+            found = self._known[lanes] = _interpolate(self._points, max(1, lanes))
+        return found
 
 
 def usable(rates: Rates) -> bool:
@@ -70,8 +72,10 @@ def usable(rates: Rates) -> bool:
 
 def step_seconds(rates: Rates, lanes: int) -> float:
     """Interpolate the step's duration in the batch size; beyond the ends, follow the nearest slope, never downwards."""
-    points = sorted((count, count / rate) for count, rate in rates if count > 0 and rate > 0.0)
-    lanes = max(1, lanes)
+    return Curve(rates).step(lanes)
+
+
+def _interpolate(points: Sequence[tuple[int, float]], lanes: int) -> float:
     low = points[0]
     if lanes <= low[0]:
         return low[1] / (1.0 + SLOPE_FLOOR * (low[0] - lanes))
@@ -91,26 +95,77 @@ def _last_slope(points: Sequence[tuple[int, float]]) -> float:
     return max(floor, (last_seconds - seconds) / (last_count - count))
 
 
+class FleetRates:
+    """The mean of what is known, used where a node has measured nothing."""
+
+    __slots__ = ("_curves", "_known", "prefill")
+
+    def __init__(self, prefill: float, curves: Sequence[Curve]) -> None:
+        self.prefill = prefill
+        self._curves = curves
+        self._known: dict[int, float] = {}
+
+    @staticmethod
+    def of(nodes: Iterable[NodeView]) -> FleetRates:
+        known = [node.load for node in nodes]
+        prefill = [load.prefill_rate for load in known if load.prefill_rate > 0.0]
+        curves = [Curve(load.decode_rates) for load in known if usable(load.decode_rates)]
+        return FleetRates(sum(prefill) / len(prefill) if prefill else PREFILL_RATE_UNKNOWN, curves)
+
+    def step(self, lanes: int) -> float:
+        """Duration of one decode step over `lanes` lanes, as the mean of the nodes that know."""
+        found = self._known.get(lanes)
+        if found is None:
+            found = self._known[lanes] = self._mean(lanes)
+        return found
+
+    def _mean(self, lanes: int) -> float:
+        if not self._curves:
+            return STEP_SECONDS_UNKNOWN * (1.0 + SLOPE_FLOOR * max(0, lanes - 1))
+        return sum(curve.step(lanes) for curve in self._curves) / len(self._curves)
+
+
+class Figures(NamedTuple):
+    """A node's part of every estimate: seconds, and seconds a token of prompt and of output."""
+
+    backlog: float
+    per_prompt: float
+    waiting: float
+    slowing: float
+    per_output: float
+
+    def seconds(self, uncached: int, output: int) -> float:
+        return self.backlog + uncached * self.per_prompt + output * self.per_output
+
+
+def figures(node: NodeView, offer: Offer, curve: Curve, rates: FleetRates) -> Figures:
+    """Compute what does not depend on the request. `curve` is the node's own."""
+    per_prompt = 1.0 / (node.load.prefill_rate if node.load.prefill_rate > 0.0 else rates.prefill)
+    lanes = max(1, offer.lanes)
+    in_progress = node.in_progress
+    running = min(in_progress, lanes)
+    step = curve.step if curve.is_known else rates.step
+    now, then = step(running), step(running + 1)
+    slowing = running * max(0.0, then - now) + max(0.0, then - step(1))
+    ahead = max(0, in_progress - lanes + 1)
+    waiting = ahead * step(lanes) / lanes
+    backlog = node.queued_tokens * per_prompt
+    return Figures(backlog, per_prompt, waiting, slowing, waiting + slowing)
+
+
 def estimate(
     node: NodeView, offer: Offer, request: PlacementRequest, rates: FleetRates
 ) -> Estimate:
     """Seconds until the first token of `request` on `node`, by part."""
-    prefill_rate = node.load.prefill_rate if node.load.prefill_rate > 0.0 else rates.prefill
-    uncached = max(0, request.context - request.cached.get(node.name, 0))
-    prefill = (node.queued_tokens + uncached) / prefill_rate
-    decode = node.load.decode_rates
-    lanes = max(1, offer.lanes)
-    running = min(node.in_progress, lanes)
+    part = figures(node, offer, Curve(node.load.decode_rates), rates)
+    uncached = uncached_tokens(request, node.name)
     output = max(1, request.expected_output)
-    alone = rates.step_seconds(decode, 1)
-    now = rates.step_seconds(decode, running)
-    then = rates.step_seconds(decode, running + 1)
-    slowdown = output * (running * max(0.0, then - now) + max(0.0, then - alone))
-    waiting = node.in_progress - lanes + 1
-    if waiting <= 0:
-        return Estimate(prefill, 0.0, slowdown)
-    per_lane = output * rates.step_seconds(decode, lanes) / lanes
-    return Estimate(prefill, waiting * per_lane, slowdown)
+    prefill = part.backlog + uncached * part.per_prompt
+    return Estimate(prefill, output * part.waiting, output * part.slowing)
+
+
+def uncached_tokens(request: PlacementRequest, name: str) -> int:
+    return max(0, request.context - request.cached.get(name, 0))
 
 
 class OutputLengths:

@@ -3,34 +3,38 @@
 Nodes that cannot take it fall away first, each with its reason. The rest get a score, lower is better; scores that are
 equal to a millionth are a tie and a drawn value decides, so that equal nodes share alike. What was compared is kept in
 the answer: it is what `superfluid fleet why` prints. A refusal says whether waiting can help.
+
+New requests are answered from the view's ranking without looking at every node. Moves, and requests that avoid a node or
+need certain weights, are few and have rules of their own: for them every node is judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from superfluid_core.placement.estimate import FleetRates, estimate
+from superfluid_core.placement.estimate import uncached_tokens
+from superfluid_core.placement.ranking import Card, Lot, ModelCards, Policy, Ranking, ranking_of
+from superfluid_core.placement.shelves import Found, Query, Shelf
 from superfluid_core.placement.view import (
     Fit,
     FleetView,
-    NodeView,
     PlacementLimits,
     PlacementRequest,
+    Room,
     fit,
     fits_window,
 )
+from superfluid_core.session import QosClass
 
-TIE = 1e-6
+__all__ = [
+    "Choice", "Policy", "Refusal", "RefusalKind", "Score", "choose", "choose_among_all",
+]  # fmt: skip
 
-
-class Policy(StrEnum):
-    """How capable nodes are ranked."""
-
-    LOAD_AWARE = "load-aware"
-    LEAST_LOADED = "least-loaded"
-    ROUND_ROBIN = "round-robin"
+# Of a larger fleet the answer keeps the best that were looked at, not every node.
+NODES_KEPT_MAX = 64
+ROWS_KEPT_MAX = 16
 
 
 class RefusalKind(StrEnum):
@@ -53,22 +57,65 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """What a choice was made of, as it was at that moment; made readable only when somebody asks."""
+
+    policy: Policy
+    request: PlacementRequest
+    query: Query
+    rows: tuple[tuple[str, Fit, tuple[int, tuple[float, ...], int]], ...] = ()
+
+    def scores(self) -> tuple[Score, ...]:
+        return tuple(self._score(*row) for row in self.rows)
+
+    def _score(self, name: str, verdict: Fit, entry: tuple[int, tuple[float, ...], int]) -> Score:
+        if verdict is not Fit.CAPABLE:
+            return Score(name, verdict.value)
+        position, (backlog, per_prompt, waiting, slowing, per_output), in_progress = entry
+        match self.policy:
+            case Policy.LOAD_AWARE:
+                uncached, output = uncached_tokens(self.request, name), self.query.output
+                prefill = backlog + uncached * per_prompt
+                detail = (
+                    f"prefill {prefill:.3f} s, lane wait {output * waiting:.3f} s, "
+                    f"slowdown {output * slowing:.3f} s"
+                )
+                if uncached < self.request.context:
+                    detail += f", {self.request.context - uncached} cached"
+                return Score(name, verdict.value, prefill + output * per_output, detail)
+            case Policy.LEAST_LOADED:
+                return Score(name, verdict.value, float(in_progress))
+            case Policy.ROUND_ROBIN:
+                distance = (position - self.query.turn) % self.query.nodes
+                return Score(name, verdict.value, float(distance))
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The node that takes the request. `max_output` is lower than asked when only a smaller window was left."""
 
     node: str
     max_output: int
     policy: Policy
-    scores: tuple[Score, ...]
+    compared: Compared
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        return self.compared.scores()
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No node now. `scores` holds each node's reason; `window` is the largest that was considered."""
+    """No node now. `fits` holds the reasons, `scores` each node's; `window` is the largest that was considered."""
 
     kind: RefusalKind
-    scores: tuple[Score, ...] = ()
+    compared: Compared | None = None
     window: int = 0
+    fits: frozenset[Fit] = frozenset()
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        return () if self.compared is None else self.compared.scores()
 
 
 def choose(
@@ -80,113 +127,203 @@ def choose(
     draw: float,
     now_ns: int,
 ) -> Choice | Refusal:
-    """Pick a node for `request`, or say why there is none. Changes nothing; see `reserve.place`."""
-    serving = [node for node in view.nodes.values() if request.model in node.offers]
-    if not serving:
+    """Pick a node for `request`, or say why there is none. Places nothing; see `reserve.place`."""
+    ranking = ranking_of(view, policy, limits, now_ns)
+    model = ranking.models.get(request.model)
+    if model is None:
         return Refusal(RefusalKind.UNKNOWN_MODEL)
-    wide = [node for node in serving if fits_window(node.offers[request.model], request)]
-    max_output = request.max_output
-    if not any(_may_come(node, request) for node in wide):
-        narrower = _narrower(serving, request)
-        if narrower is not None:
-            wide, max_output = narrower
-    if not wide:
-        window = max(node.offers[request.model].window for node in serving)
-        return Refusal(RefusalKind.TOO_LONG, _reasons(serving, Fit.WINDOW), window)
-    judged = [(node, fit(node, request, limits, now_ns)) for node in wide]
-    able = [node for node, verdict in judged if verdict is Fit.CAPABLE]
-    able = [node for node in able if node.name not in request.avoid] or _only_avoided(judged)
-    refused = tuple(Score(n.name, f.value) for n, f in judged if f is not Fit.CAPABLE)
-    if not able:
-        passing = any(verdict.is_passing for _, verdict in judged)
-        return Refusal(RefusalKind.FULL if passing else RefusalKind.NO_NODE, refused)
-    scores = RANK[policy](view, _below_mark(able, request, limits), request)
-    best = _draw(scores, draw)
-    return Choice(best.node, max_output, policy, (*scores, *refused))
+    query = Query(request.context, max(1, request.expected_output), view.turn, len(ranking.order))
+    ask = _Ask(ranking, model, request, query, draw)
+    if request.is_move or request.avoid or request.weights is not None:
+        return ask.among_all(now_ns)
+    return ask.from_shelves()
 
 
-def _only_avoided(judged: list[tuple[NodeView, Fit]]) -> list[NodeView]:
+def choose_among_all(
+    view: FleetView,
+    request: PlacementRequest,
+    policy: Policy,
+    limits: PlacementLimits,
+    *,
+    draw: float,
+    now_ns: int,
+) -> Choice | Refusal:
+    """Pick as `choose` does, but by judging every node: what the shelves are held against."""
+    ranking = ranking_of(view, policy, limits, now_ns)
+    model = ranking.models.get(request.model)
+    if model is None:
+        return Refusal(RefusalKind.UNKNOWN_MODEL)
+    query = Query(request.context, max(1, request.expected_output), view.turn, len(ranking.order))
+    return _Ask(ranking, model, request, query, draw).among_all(now_ns)
+
+
+@dataclass(slots=True)
+class _Ask:
+    """One request, put to one ranking."""
+
+    ranking: Ranking
+    model: ModelCards
+    request: PlacementRequest
+    query: Query
+    draw: float
+
+    # --- from the shelves -------------------------------------------------------------------------
+
+    def from_shelves(self) -> Choice | Refusal:
+        request = self.request
+        asked = request.prompt + request.max_output
+        wide = [lot for lot in self.model.lots.values() if asked <= lot.window]
+        if not wide:
+            return self._too_long()
+        shelves = self._shelves(wide)
+        if not shelves:
+            kind = RefusalKind.NO_NODE
+            if any(lot.is_passing for lot in wide):
+                kind = RefusalKind.FULL
+            fits = frozenset(word for lot in wide for word, count in lot.counts.items() if count)
+            return Refusal(kind, self._compared(None), fits=fits)
+        found, hits = Found(), self._offer_hits(shelves)
+        for position, score in hits.items():
+            found.offer(score, [position])
+        for shelf in shelves:
+            shelf.search(self.query, found)
+        ties = found.ties(set(hits))
+        name = self.ranking.order[_drawn(ties, self.draw)]
+        return Choice(name, request.max_output, self.ranking.policy, self._compared(found))
+
+    def _shelves(self, wide: Sequence[Lot]) -> list[Shelf]:
+        """Return those with room for this class; nodes whose pool is nearly full only when no other has room."""
+        rooms: tuple[Room, ...] = (Room.OPEN,)
+        if self.request.qos is QosClass.INTERACTIVE:
+            rooms = (Room.OPEN, Room.INTERACTIVE)
+        for is_high in (False, True):
+            shelves = [lot.shelves[room, is_high] for lot in wide for room in rooms]
+            shelves = [shelf for shelf in shelves if len(shelf)]
+            if shelves:
+                return shelves
+        return []
+
+    def _offer_hits(self, shelves: Sequence[Shelf]) -> dict[int, float]:
+        """Score the nodes that hold a part of the context by themselves: position to seconds."""
+        request = self.request
+        hits: dict[int, float] = {}
+        if self.ranking.policy is not Policy.LOAD_AWARE:
+            return hits
+        for name in request.cached:
+            card = self.model.cards.get(name)
+            if card is not None and any(card.shelf is shelf for shelf in shelves):
+                uncached = uncached_tokens(request, name)
+                hits[card.entry.position] = card.figures.seconds(uncached, self.query.output)
+        return hits
+
+    # --- among all --------------------------------------------------------------------------------
+
+    def among_all(self, now_ns: int) -> Choice | Refusal:
+        request = self.request
+        serving = self.model.in_order()
+        wide = [card for card in serving if fits_window(card.offer, request)]
+        max_output = request.max_output
+        if not any(self._may_come(card) for card in wide):
+            narrower = self._narrower(serving)
+            if narrower is not None:
+                wide, max_output = narrower
+        if not wide:
+            return self._too_long()
+        limits = self.ranking.limits
+        judged = [(card, fit(card.node, request, limits, now_ns)) for card in wide]
+        able = [card for card, verdict in judged if verdict is Fit.CAPABLE]
+        able = [c for c in able if c.node.name not in request.avoid] or _only_avoided(judged)
+        if not able:
+            passing = any(verdict.is_passing for _, verdict in judged)
+            kind = RefusalKind.FULL if passing else RefusalKind.NO_NODE
+            fits = frozenset(verdict for _, verdict in judged)
+            return Refusal(kind, self._compared_all(judged), fits=fits)
+        able = [card for card in able if not card.is_high] or able
+        found = Found()
+        rank = RANK[self.ranking.policy]
+        for card in able:
+            found.offer(rank(card, request, self.query), [card.entry.position])
+        name = self.ranking.order[_drawn(found.ties(set()), self.draw)]
+        return Choice(name, max_output, self.ranking.policy, self._compared_all(judged))
+
+    def _may_come(self, card: Card) -> bool:
+        """Say whether to hope for this node: a moved session does not wait for one that is down."""
+        return not self.request.is_move or (card.node.is_up and not card.node.is_draining)
+
+    def _narrower(self, serving: Sequence[Card]) -> tuple[list[Card], int] | None:
+        """For a move that fits nowhere whole: the widest windows that are up, and the output that fits them.
+
+        An empty list says that nodes are up and none can hold another token; None that none is up.
+        """
+        request = self.request
+        up = [card for card in serving if card.node.is_up and not card.node.is_draining]
+        up = [card for card in up if request.weights in (None, card.offer.weights)]
+        if not request.is_move or not up:
+            return None
+        window = max(card.offer.window for card in up)
+        if window <= request.context:
+            return [], request.max_output
+        widest = [card for card in up if card.offer.window == window]
+        return widest, min(request.max_output, window - request.prompt)
+
+    # --- what was compared ------------------------------------------------------------------------
+
+    def _too_long(self) -> Refusal:
+        window = max(window for window, _ in self.model.lots)
+        judged = [(card, Fit.WINDOW) for card in self.model.in_order()]
+        compared = self._compared_all(judged)
+        return Refusal(RefusalKind.TOO_LONG, compared, window, frozenset((Fit.WINDOW,)))
+
+    def _compared(self, found: Found | None) -> Compared:
+        """Keep every node of a small fleet, and of a large one those that came closest."""
+        cards = self.model.cards
+        if len(cards) <= NODES_KEPT_MAX:
+            rows = tuple(
+                (name, Fit.CAPABLE if card.shelf is not None else card.fit, card.entry)
+                for name, card in cards.items()
+            )
+            return Compared(self.ranking.policy, self.request, self.query, rows)
+        rows = ()
+        if found is not None:
+            names = [self.ranking.order[positions[0]] for _, positions in found.rows]
+            best = dict.fromkeys(reversed(names[-ROWS_KEPT_MAX:]))
+            rows = tuple((name, Fit.CAPABLE, cards[name].entry) for name in best)
+        return Compared(self.ranking.policy, self.request, self.query, rows)
+
+    def _compared_all(self, judged: Sequence[tuple[Card, Fit]]) -> Compared:
+        rows = tuple(
+            (card.node.name, verdict, card.entry) for card, verdict in judged[:NODES_KEPT_MAX]
+        )
+        return Compared(self.ranking.policy, self.request, self.query, rows)
+
+
+def _only_avoided(judged: Sequence[tuple[Card, Fit]]) -> list[Card]:
     """Use the node that failed again only when no other could take it, now or after a wait."""
     if any(verdict.is_passing for _, verdict in judged):
         return []
-    return [node for node, verdict in judged if verdict is Fit.CAPABLE]
+    return [card for card, verdict in judged if verdict is Fit.CAPABLE]
 
 
-def _may_come(node: NodeView, request: PlacementRequest) -> bool:
-    """Say whether to hope for this node: a moved session does not wait for one that is down."""
-    return not request.is_move or (node.is_up and not node.is_draining)
+def _seconds(card: Card, request: PlacementRequest, query: Query) -> float:
+    return card.figures.seconds(uncached_tokens(request, card.node.name), query.output)
 
 
-def _narrower(
-    serving: list[NodeView], request: PlacementRequest
-) -> tuple[list[NodeView], int] | None:
-    """For a move that fits nowhere whole: the widest windows that are up, and the output that fits them.
-
-    An empty list says that nodes are up and none can hold another token; None that none is up.
-    """
-    up = [node for node in serving if node.is_up and not node.is_draining]
-    up = [n for n in up if request.weights in (None, n.offers[request.model].weights)]
-    if not request.is_move or not up:
-        return None
-    window = max(node.offers[request.model].window for node in up)
-    if window <= request.context:
-        return [], request.max_output
-    widest = [node for node in up if node.offers[request.model].window == window]
-    return widest, min(request.max_output, window - request.prompt)
+def _sessions(card: Card, _request: PlacementRequest, _query: Query) -> float:
+    return float(card.entry.in_progress)
 
 
-def _reasons(nodes: list[NodeView], verdict: Fit) -> tuple[Score, ...]:
-    return tuple(Score(node.name, verdict.value) for node in nodes)
+def _distance(card: Card, _request: PlacementRequest, query: Query) -> float:
+    """From the node whose turn it is, over all nodes: a node that is left out passes its turn on."""
+    return float((card.entry.position - query.turn) % query.nodes)
 
 
-def _below_mark(
-    able: list[NodeView], request: PlacementRequest, limits: PlacementLimits
-) -> list[NodeView]:
-    """Leave out nodes whose pool is nearly full, while another's is not."""
-    below = [n for n in able if n.pool_pct(n.offers[request.model]) < limits.pool_high_pct]
-    return below or able
-
-
-def _load_aware(view: FleetView, able: list[NodeView], request: PlacementRequest) -> list[Score]:
-    rates = FleetRates.of(view.nodes.values())
-    scores = []
-    for node in able:
-        parts = estimate(node, node.offers[request.model], request, rates)
-        detail = (
-            f"prefill {parts.prefill:.3f} s, lane wait {parts.lane_wait:.3f} s, "
-            f"slowdown {parts.slowdown:.3f} s"
-        )
-        scores.append(Score(node.name, Fit.CAPABLE.value, parts.seconds, detail))
-    return scores
-
-
-def _least_loaded(
-    _view: FleetView, able: list[NodeView], _request: PlacementRequest
-) -> list[Score]:
-    return [Score(node.name, Fit.CAPABLE.value, float(node.in_progress)) for node in able]
-
-
-def _round_robin(view: FleetView, able: list[NodeView], _request: PlacementRequest) -> list[Score]:
-    """Distance from the node whose turn it is, over all nodes: a node that is left out passes its turn on."""
-    order = {name: place for place, name in enumerate(view.nodes)}
-    turn = view.turn % len(order)
-    return [
-        Score(node.name, Fit.CAPABLE.value, float((order[node.name] - turn) % len(order)))
-        for node in able
-    ]
-
-
-Rank = Callable[[FleetView, list[NodeView], PlacementRequest], list[Score]]
-
-RANK: dict[Policy, Rank] = {
-    Policy.LOAD_AWARE: _load_aware,
-    Policy.LEAST_LOADED: _least_loaded,
-    Policy.ROUND_ROBIN: _round_robin,
+RANK: dict[Policy, Callable[[Card, PlacementRequest, Query], float]] = {
+    Policy.LOAD_AWARE: _seconds,
+    Policy.LEAST_LOADED: _sessions,
+    Policy.ROUND_ROBIN: _distance,
 }
 
 
-def _draw(scores: list[Score], draw: float) -> Score:
-    """Take the best score; among ties the one that the draw falls on."""
-    least = min(score.score for score in scores if score.score is not None)
-    ties = [s for s in scores if s.score is not None and s.score <= least + TIE * max(1.0, least)]
+def _drawn(ties: Sequence[int], draw: float) -> int:
+    """Among equals take the one that the draw falls on."""
     return ties[min(len(ties) - 1, int(draw * len(ties)))]

@@ -49,6 +49,7 @@ class Reservation:
         held.reprefills += self._reprefills
         held.unreported_sessions += 1
         held.unreported_tokens += self._tokens
+        node.touch()
 
     def __enter__(self) -> Reservation:
         return self
@@ -71,14 +72,16 @@ class Reservation:
 
     def started(self) -> None:
         """Note the first token: the session no longer prefills."""
-        if not self._is_released:
+        if self._reprefills and not self._is_released:
             self.node.held.reprefills -= self._reprefills
             self._reprefills = 0
+            self.node.touch()
 
     def set_qos(self, qos: QosClass) -> None:
         if not self._is_released:
             self.node.held.by_class[self.qos] -= 1
             self.node.held.by_class[qos] += 1
+            self.node.touch()
         self.qos = qos
 
     def covered(self) -> None:
@@ -88,6 +91,7 @@ class Reservation:
         self._is_reported = True
         self.node.held.unreported_sessions -= 1
         self.node.held.unreported_tokens -= self._tokens
+        self.node.touch()
 
     def release(self) -> None:
         """Give back, once."""
@@ -103,6 +107,7 @@ class Reservation:
         else:
             held.unreported_sessions -= 1
             held.unreported_tokens -= self._tokens
+        self.node.touch()
 
 
 class Placed(NamedTuple):
@@ -116,6 +121,7 @@ def fold_load(node: NodeView, load: Load, reservations: Iterable[Reservation]) -
     """Take a new report: it covers the acknowledged reservations and forgets those that have departed."""
     node.load = load
     node.held.departed = 0
+    node.touch()
     for reservation in reservations:
         reservation.covered()
 
@@ -133,5 +139,5 @@ def place(
     verdict = choose(view, request, policy, limits, draw=draw, now_ns=now_ns)
     if isinstance(verdict, Refusal):
         return verdict
-    view.turn = 1 + list(view.nodes).index(verdict.node)
+    view.turn = 1 + view.positions[verdict.node]
     return Placed(verdict, Reservation(view.nodes[verdict.node], request))

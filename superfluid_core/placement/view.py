@@ -3,7 +3,8 @@
 A `NodeView` is folded from what the node said (offers at the handshake, load reports since) and from what this head has
 reserved on it in the meantime. Reports are old by the time they are read, so a reservation that no report covers yet is
 counted beside them, and one that ended after the last report is subtracted. Nothing here talks to a node: the shell
-folds messages in, and a missing or old report never makes a node unusable, only less precisely known.
+folds messages in, and a missing or old report never makes a node unusable, only less precisely known. Every change of a
+node is noted with the fleets that it is part of, so that what was computed of it (`ranking.py`) is computed again, once.
 
     sessions in progress = reported (lanes + queue) - departed since + reserved and not yet reported
 """
@@ -13,8 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from superfluid_core.session import QosClass
+
+if TYPE_CHECKING:
+    from superfluid_core.placement.ranking import Ranking
+
+_UNSET = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +71,11 @@ class NodeView:
 
     `is_up` means that a link stands and the node answers; `is_ready` that its circuit lets sessions through. `allowance`
     is the share of its lanes that may be used while it warms up after a fault; `busy_until_ns` follows a busy refusal.
+    Fields are replaced, never changed in place: `held` alone is, by `reserve.py`, which says so (`touch`).
     """
 
     name: str
-    offers: dict[str, Offer] = field(default_factory=dict)
+    offers: Mapping[str, Offer] = field(default_factory=dict)
     sessions_max: int = 0
     is_up: bool = False
     is_suspect: bool = False
@@ -76,6 +85,19 @@ class NodeView:
     busy_until_ns: int = 0
     load: Load = Load()
     held: Held = field(default_factory=Held)
+    watchers: tuple[dict[str, None], ...] = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if getattr(self, name, _UNSET) is value:
+            return
+        object.__setattr__(self, name, value)
+        for changed in getattr(self, "watchers", ()):
+            changed[self.name] = None
+
+    def touch(self) -> None:
+        """Note that `held` changed."""
+        for changed in self.watchers:
+            changed[self.name] = None
 
     @property
     def in_progress(self) -> int:
@@ -95,12 +117,41 @@ class NodeView:
         return 100 * (self.load.blocks_used + coming) // total
 
 
-@dataclass(slots=True)
 class FleetView:
-    """All nodes in the order in which they were named, and whose turn it is under round-robin."""
+    """All nodes in the order in which they were named, and whose turn it is under round-robin.
 
-    nodes: dict[str, NodeView] = field(default_factory=dict)
-    turn: int = 0
+    `changed` names the nodes that are no longer as `ranking` knows them; a node that comes or goes makes it void.
+    """
+
+    __slots__ = ("_nodes", "changed", "nodes", "positions", "ranking", "turn")
+
+    def __init__(self, nodes: Mapping[str, NodeView] | None = None) -> None:
+        self._nodes: dict[str, NodeView] = {}
+        self.nodes: Mapping[str, NodeView] = MappingProxyType(self._nodes)
+        self.positions: dict[str, int] = {}
+        self.changed: dict[str, None] = {}
+        self.ranking: Ranking | None = None
+        self.turn = 0
+        for node in (nodes or {}).values():
+            self.add(node)
+
+    def add(self, node: NodeView) -> None:
+        """Take `node` in, behind the others."""
+        assert node.name not in self._nodes, "two nodes of one name"
+        self.positions[node.name] = len(self._nodes)
+        self._nodes[node.name] = node
+        node.watchers = (*node.watchers, self.changed)
+        self.ranking = None
+
+    def remove(self, name: str) -> None:
+        """Forget a node; the turn stays with whom it was."""
+        node = self._nodes.pop(name)
+        node.watchers = tuple(each for each in node.watchers if each is not self.changed)
+        if self.positions[name] < self.turn:
+            self.turn -= 1
+        self.positions = {each: place for place, each in enumerate(self._nodes)}
+        self.changed.pop(name, None)
+        self.ranking = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +210,7 @@ class Fit(StrEnum):
 
 def fit(node: NodeView, request: PlacementRequest, limits: PlacementLimits, now_ns: int) -> Fit:
     """Judge one node for one request, ignoring the window (see `fits_window`)."""
-    standing = _standing(node, request)
+    standing = standing_of(node, request.model, request.weights)
     if standing is not Fit.CAPABLE:
         return standing
     if node.busy_until_ns > now_ns:
@@ -171,12 +222,12 @@ def fit(node: NodeView, request: PlacementRequest, limits: PlacementLimits, now_
     return Fit.CAPABLE
 
 
-def _standing(node: NodeView, request: PlacementRequest) -> Fit:
-    """Everything about a node that waiting for a lane does not change."""
-    offer = node.offers.get(request.model)
+def standing_of(node: NodeView, model: str, weights: str | None = None) -> Fit:
+    """Judge everything about a node that waiting for a lane does not change."""
+    offer = node.offers.get(model)
     if offer is None:
         return Fit.NOT_SERVED
-    if request.weights is not None and offer.weights != request.weights:
+    if weights is not None and offer.weights != weights:
         return Fit.OTHER_WEIGHTS
     if not node.is_up:
         return Fit.DOWN
@@ -190,20 +241,34 @@ def _standing(node: NodeView, request: PlacementRequest) -> Fit:
 def _has_room(
     node: NodeView, offer: Offer, request: PlacementRequest, limits: PlacementLimits
 ) -> bool:
+    room = room_of(node, offer, limits)
+    return room is Room.OPEN or (room is Room.INTERACTIVE and request.qos is QosClass.INTERACTIVE)
+
+
+class Room(StrEnum):
+    """Whom a node still takes, by the number of sessions there."""
+
+    OPEN = "open"
+    INTERACTIVE = "interactive"
+    NONE = "none"
+
+
+def room_of(node: NodeView, offer: Offer, limits: PlacementLimits) -> Room:
     """Lanes and a little more; an interactive session may go over it where it can preempt a lower class."""
-    lanes = max(1, int(offer.lanes * node.allowance))
+    held = node.held
     if node.allowance < 1.0:
-        return node.held.sessions < lanes
+        lanes = max(1, int(offer.lanes * node.allowance))
+        return Room.OPEN if held.sessions < lanes else Room.NONE
     most = offer.lanes + limits.sessions_over_lanes
     if node.sessions_max > 0:
         most = min(most, node.sessions_max)
-    if node.held.sessions < most:
-        return True
-    if request.qos is not QosClass.INTERACTIVE:
-        return False
+    if held.sessions < most:
+        return Room.OPEN
     ceiling = node.sessions_max or 2 * offer.lanes
-    interactive = node.held.by_class[QosClass.INTERACTIVE]
-    return interactive < offer.lanes and node.held.sessions < ceiling
+    interactive = held.by_class[QosClass.INTERACTIVE]
+    if interactive < offer.lanes and held.sessions < ceiling:
+        return Room.INTERACTIVE
+    return Room.NONE
 
 
 def fits_window(offer: Offer, request: PlacementRequest) -> bool:

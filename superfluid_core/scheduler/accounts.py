@@ -11,17 +11,21 @@ from __future__ import annotations
 
 from superfluid_core.blockhash import block_hash
 from superfluid_core.kv.blocks import BlockPool, PoolShape
+from superfluid_core.kv.park import ParkStore
 from superfluid_core.kv.prefix import PrefixCache
 from superfluid_core.scheduler.records import Session
 
 
 class Accounts:
-    """Holds the pool and the prefix cache; every block of every session passes through here."""
+    """Holds the pool, the prefix cache and the host's store; every block of every session passes through here."""
 
-    def __init__(self, shape: PoolShape, watermark_pct: int, *, reserves_output: bool) -> None:
+    def __init__(
+        self, shape: PoolShape, watermark_pct: int, *, reserves_output: bool, park_blocks: int = 0
+    ) -> None:
         self.shape = shape
         self.pool = BlockPool(shape.blocks)
-        self.cache = PrefixCache(self.pool)
+        self.park = ParkStore(park_blocks)
+        self.cache = PrefixCache(self.pool, self.park)
         self.reserved = 0
         self.outstanding = 0
         self.active = 0
@@ -52,14 +56,15 @@ class Accounts:
             chain.append(block_hash(parent, session.context[start : start + size]))
         return chain[index]
 
-    def _tokens(self, session: Session, index: int) -> tuple[int, ...]:
-        size = self.shape.block_tokens
-        return tuple(session.context[index * size : index * size + size])
-
-    def _find(self, session: Session, index: int) -> int | None:
+    def _key(self, session: Session, index: int) -> tuple[bytes, bytes, tuple[int, ...]]:
+        """Return what a full block is found and verified by: its name, its parent's, its tokens."""
         name = self._name(session, index)
         parent = session.chain[index - 1] if index else session.root
-        return self.cache.find(name, parent, self._tokens(session, index))
+        size = self.shape.block_tokens
+        return name, parent, tuple(session.context[index * size : index * size + size])
+
+    def _find(self, session: Session, index: int) -> int | None:
+        return self.cache.find(*self._key(session, index))
 
     def reusable_max(self, session: Session) -> int:
         """Full blocks that may come from the cache: never the one with the last token."""
@@ -76,6 +81,40 @@ class Accounts:
                 break
             found.append(block)
         return found
+
+    def count_hits(self, session: Session, found: int = 0) -> int:
+        """Count the front's full blocks that need not be computed, here or in the host; `found` are known to be there."""
+        limit = self.reusable_max(session)
+        while found < limit:
+            key = self._key(session, found)
+            if self.cache.find(*key) is None and not self.park.holds(*key):
+                break
+            found += 1
+        return found
+
+    def import_prefix(self, session: Session) -> int:
+        """Bring blocks of the front back from the host, into blocks of the session's own; returns the tokens saved."""
+        size = self.shape.block_tokens
+        limit = self.reusable_max(session)
+        start = index = len(session.blocks)
+        while index < limit:
+            name, parent, tokens = self._key(session, index)
+            if not self.park.holds(name, parent, tokens):
+                break
+            # taken first: the block that is given may push a cached prefix out, and that one this
+            ticket, block = self.park.take_prefix(name), self.cache.allocate()
+            self.park.bring_in(ticket, block)
+            session.blocks.append(block)
+            session.imports.append(ticket)
+            index += 1
+        if index > start:
+            session.computed = index * size
+            self.settle(session)
+        return (index - start) * size
+
+    def block_name(self, session: Session, index: int) -> bytes | None:
+        """Name a full block that may be reused; None past those."""
+        return self._name(session, index) if index < self.reusable_max(session) else None
 
     def next_name(self, session: Session) -> bytes | None:
         """Name the block to be computed next, if it is a full one and nothing of it exists yet."""
@@ -113,7 +152,7 @@ class Accounts:
             saved += size
         if saved:
             session.table = None
-            self._settle(session)
+            self.settle(session)
         return saved
 
     def publish(self, session: Session) -> None:
@@ -121,11 +160,10 @@ class Accounts:
         full = session.computed // self.shape.block_tokens
         while session.published < full and not session.is_private:
             index = session.published
-            name = self._name(session, index)
-            parent = session.chain[index - 1] if index else session.root
+            name, parent, tokens = self._key(session, index)
             above = session.blocks[index - 1] if index else None
             own = session.blocks[index]
-            block = self.cache.publish(name, above, parent, self._tokens(session, index), own)
+            block = self.cache.publish(name, above, parent, tokens, own)
             if block is None:
                 session.is_private = True
                 return
@@ -138,21 +176,23 @@ class Accounts:
 
     # --- opening and closing ----------------------------------------------------------------------
 
-    def promise(self, session: Session) -> int:
+    def promise(self, session: Session, *, prompt_only: bool = False) -> int:
         """Blocks that an admission promises in all."""
         tokens = len(session.context)
-        if self._reserves_output:
-            most = len(session.spec.prompt) + session.spec.max_output
+        if self._reserves_output and not prompt_only:
+            most = session.prompt + session.spec.max_output
             tokens = max(tokens, min(most, self.shape.context_max) - 1)
         return min(self.blocks_for(tokens), self.pool.total)
 
-    def fits(self, session: Session, yielding: Session | None = None) -> bool:
-        """Gate G3: what the promise takes from others is there, once `yielding` has closed.
+    def fits(
+        self, session: Session, yielding: Session | None = None, *, prompt_only: bool = False
+    ) -> bool:
+        """Gates G3 and G4: what the promise takes from others is there, once `yielding` has closed.
 
         The watermark keeps room for the growth of those who decode; with nobody active it is void, or a prompt of
         nearly the pool's size would wait for ever.
         """
-        promised = self.promise(session)
+        promised = self.promise(session, prompt_only=prompt_only)
         others = self.active - (yielding is not None)
         room = self.available - (self._watermark if others else 0)
         references = self.pool.references
@@ -184,6 +224,9 @@ class Accounts:
         if is_tainted:
             for block in session.blocks[: session.published]:
                 self.cache.withdraw(block)
+        if session.imports:
+            self.park.call_off(session.imports)
+            session.imports = []
         for block in reversed(session.blocks):
             self.cache.drop(block)
         session.blocks = []
@@ -196,9 +239,9 @@ class Accounts:
 
     def ensure(self, session: Session, tokens: int) -> bool:
         """Hold blocks for `tokens` positions; False, and nothing changes, when there are not enough."""
-        missing = -(-tokens // self.shape.block_tokens) - len(session.blocks)
-        if missing <= 0:
+        if tokens <= session.places:
             return True
+        missing = -(-tokens // self.shape.block_tokens) - len(session.blocks)
         if missing > self.available + session.outstanding:
             return False
         for _ in range(missing):
@@ -222,7 +265,7 @@ class Accounts:
             session.table = None
             for block in spare:
                 self.cache.drop(block)
-            self._settle(session)
+            self.settle(session)
         return len(spare)
 
     def table(self, session: Session) -> tuple[int, ...]:
@@ -234,9 +277,11 @@ class Accounts:
     def _reserve(self, session: Session, blocks: int) -> None:
         self.reserved += blocks - session.reserved
         session.reserved = blocks
-        self._settle(session)
+        self.settle(session)
 
-    def _settle(self, session: Session) -> None:
+    def settle(self, session: Session) -> None:
+        """Bring up to date what follows from the session's blocks and its promise."""
+        session.places = len(session.blocks) * self.shape.block_tokens
         outstanding = max(0, session.reserved - len(session.blocks))
         self.outstanding += outstanding - session.outstanding
         session.outstanding = outstanding

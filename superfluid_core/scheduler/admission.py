@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from superfluid_core.scheduler import gates
 from superfluid_core.scheduler.gates import Hold
-from superfluid_core.scheduler.preemption import victim_for_class
+from superfluid_core.scheduler.preemption import Cause, preempt, victim_for_class
 from superfluid_core.scheduler.records import Session
+from superfluid_core.scheduler.rules import Batching
 from superfluid_core.scheduler.state import State
 from superfluid_core.session import QosClass
 
@@ -18,8 +19,10 @@ URGENT = (QosClass.INTERACTIVE, QosClass.COMPLETION)
 
 def admit(state: State, now_ns: int) -> None:
     """Fill the free lanes, then let the urgent classes preempt. Called with no plan in flight."""
-    if not len(state.queues):
+    if not len(state.queues) or not state.admits:
         return
+    if state.hits is not None:
+        state.hits.settle()
     closed: set[QosClass] = set()
     while state.lanes.free:
         session = _next(state, closed, now_ns)
@@ -33,6 +36,8 @@ def admit(state: State, now_ns: int) -> None:
         else:
             _count(state, reason)
             _close(closed, session)
+    if state.rules.batching is Batching.STATIC:
+        return
     for qos in URGENT:
         while not state.lanes.free and qos not in closed:
             if not _preempt_for(state, qos, closed, now_ns):
@@ -42,7 +47,7 @@ def admit(state: State, now_ns: int) -> None:
 def _next(state: State, closed: set[QosClass], now_ns: int) -> Session | None:
     for qos in state.queues.classes_by_age(now_ns):
         if qos not in closed:
-            session = state.queues.head(qos, now_ns, state.is_capped)
+            session = state.peek(qos, now_ns)
             if session is not None:
                 return session
             state.counters.held_tenant += 1
@@ -52,7 +57,7 @@ def _next(state: State, closed: set[QosClass], now_ns: int) -> Session | None:
 
 def _preempt_for(state: State, qos: QosClass, closed: set[QosClass], now_ns: int) -> bool:
     """One lane changes hands, or nothing happens and the answer is False."""
-    session = state.queues.head(qos, now_ns, state.is_capped)
+    session = state.peek(qos, now_ns)
     if session is None or gates.is_class_full(state, qos):
         return False
     victim = victim_for_class(state, qos)
@@ -63,8 +68,7 @@ def _preempt_for(state: State, qos: QosClass, closed: set[QosClass], now_ns: int
     if not state.accounts.fits(session, yielding=victim):
         state.counters.held_blocks += 1
         return False
-    state.preempt(victim, now_ns)
-    state.counters.preempted_for_class += 1
+    preempt(state, victim, now_ns, Cause.CLASS)
     state.admit(session, now_ns)
     return True
 
@@ -81,8 +85,12 @@ def _count(state: State, reason: Hold) -> None:
     match reason:
         case Hold.BLOCKS:
             counters.held_blocks += 1
+        case Hold.RESERVATION:
+            counters.held_reservation += 1
         case Hold.CLASS:
             counters.held_class += 1
+        case Hold.STEP:
+            counters.held_step += 1
         case Hold.THRASH:
             counters.held_thrash += 1
         case Hold.PRESSURE:

@@ -32,16 +32,7 @@ def commit_step(state: State, step: StepDone, now_ns: int) -> list[Effect]:
     prefilled = _commit_prompt(state, flight, step, effects, now_ns)
     for fault in step.faults:
         _commit_fault(state, flight, fault, effects)
-    decoded = 0
-    logprobs = step.logprobs
-    for index, lane in enumerate(step.lanes):
-        session = flight.lanes.get(lane)
-        if session is None or session.lane != lane:
-            continue
-        decoded += 1
-        _commit_token(
-            state, session, step.ids[index], logprobs[index] if logprobs else None, effects
-        )
+    decoded = _commit_tokens(state, flight, step, effects)
     state.counters.steps += 1
     state.counters.output_tokens += decoded
     state.rates.on_step(len(step.lanes), prefilled, step.elapsed_ns)
@@ -55,19 +46,38 @@ def commit_tick(state: State, done: TickDone) -> list[Effect]:
     if flight is None or flight.plan.tick != done.tick:
         return []
     state.flight = None
+    _commit_moves(state, flight, done.outcome)
     if not done.steps:
         state.lanes.restore_changes(flight.plan.starts, flight.plan.frees)
-    if done.outcome is not TickOutcome.REFUSED:
+    is_refused = done.outcome is TickOutcome.REFUSED
+    state.counters.refused_plans += is_refused
+    # a refused plan of drops alone is not made again at once: they wait for lanes, or for the host's next word
+    state.drops_wait = is_refused and not flight.plan.lanes
+    if not is_refused or state.drops_wait:
         state.refusals = 0
         return []
-    state.counters.refused_plans += 1
     return _on_refusal(state, flight)
+
+
+def _commit_moves(state: State, flight: Flight, outcome: TickOutcome) -> None:
+    """KV moved to and from the host, or is still to be moved."""
+    park = state.accounts.park
+    plan = flight.plan
+    if not (plan.park_out or plan.park_in or plan.park_drop):
+        return
+    if outcome is TickOutcome.REFUSED:
+        park.refuse({ticket for session in state.lanes for ticket in session.imports})
+        return
+    park.landed()
+    if plan.park_in:
+        for session in state.lanes:
+            session.imports = []
 
 
 def _on_refusal(state: State, flight: Flight) -> list[Effect]:
     """Plan again with less: nothing cached, one step, then ever fewer lanes; a lone lane that is refused ends."""
     state.refusals += 1
-    while state.accounts.cache.evict_one():
+    while state.accounts.cache.evict_one(to_host=False):
         pass
     state.trim_all()
     live = [each for lane, each in flight.lanes.items() if each.lane == lane]
@@ -90,6 +100,7 @@ def _commit_prompt(
         again = min(tokens, max(0, session.recompute_below - session.computed))
         session.computed += tokens
         state.accounts.publish(session)
+        session.meter[0] += tokens
         state.counters.prompt_tokens += tokens
         state.counters.prefix_miss_tokens += tokens
         state.counters.recomputed_tokens += again
@@ -101,30 +112,46 @@ def _commit_prompt(
     return total
 
 
-def _commit_token(
-    state: State,
-    session: Session,
-    token: int,
-    logprobs: TokenLogprobs | None,
-    effects: list[Effect],
-) -> None:
-    spec = session.spec
-    context = session.context
-    if session.phase is Phase.PREFILLING:
-        assert session.computed == len(context), "a lane drew an id before its context was computed"
-        state.lanes.promote(session)
-    else:
-        session.computed += 1
-        if not session.computed % state.accounts.shape.block_tokens:
-            state.accounts.publish(session)
-    index = len(context) - len(spec.prompt)
-    context.append(token)
-    effects.append(Emit(spec.key, index, token, logprobs))
-    state.queues.policy.on_tokens(session, 0, 1)
-    if token in spec.stop_ids and index >= spec.min_output:
-        retire(state, session, FinishReason.STOP, effects, stop_id=token)
-    elif len(context) >= session.context_limit:
-        retire(state, session, FinishReason.LENGTH, effects)
+def _commit_tokens(state: State, flight: Flight, step: StepDone, effects: list[Effect]) -> int:
+    """Write the ids that the step drew; returns how many of them counted.
+
+    The hot loop of the scheduler: every decoding lane passes here in every step.
+    """
+    lanes = flight.lanes
+    accounts = state.accounts
+    size = accounts.shape.block_tokens
+    policy = state.queues.policy
+    charges = policy.charges
+    logprobs = step.logprobs
+    logprob: TokenLogprobs | None = None
+    decoded = 0
+    for place, (lane, token) in enumerate(zip(step.lanes, step.ids, strict=True)):
+        session = lanes.get(lane)
+        if session is None or session.lane != lane:
+            continue
+        decoded += 1
+        spec = session.spec
+        context = session.context
+        length = len(context)
+        is_first = session.phase is Phase.PREFILLING
+        if not is_first:
+            session.computed = length
+            if not length % size:
+                accounts.publish(session)
+        context.append(token)
+        if is_first:
+            state.promote_to_decode(session, session.computed)
+        if logprobs is not None:
+            logprob = logprobs[place]
+        effects.append(Emit(spec.key, length - session.prompt, token, logprob))
+        session.meter[1] += 1
+        if charges:
+            policy.on_tokens(session, 0, 1)
+        if token in spec.stop_ids and length - session.prompt >= spec.min_output:
+            retire(state, session, FinishReason.STOP, effects, stop_id=token)
+        elif length + 1 >= session.context_limit:
+            retire(state, session, FinishReason.LENGTH, effects)
+    return decoded
 
 
 def _commit_fault(state: State, flight: Flight, fault: LaneFault, effects: list[Effect]) -> None:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from superfluid_core.errors import ErrorCode
 from superfluid_core.scheduler.plan import PressureLevel, Reject
 from superfluid_core.scheduler.records import Session
+from superfluid_core.scheduler.rules import Reserve
 from superfluid_core.scheduler.state import State
 from superfluid_core.session import QosClass, SessionSpec
 
@@ -23,7 +24,9 @@ class Hold(StrEnum):
     """Why a waiting session was not admitted."""
 
     BLOCKS = "blocks"
+    RESERVATION = "reservation"
     CLASS = "class"
+    STEP = "step"
     THRASH = "thrash"
     PRESSURE = "pressure"
 
@@ -86,6 +89,8 @@ def hold(state: State, session: Session, now_ns: int) -> Hold | None:
     """Say why a waiting session must wait on although a lane is free (S5, G3, G4, G6)."""
     if is_class_full(state, session.qos):
         return Hold.CLASS
+    if state.rules.hold_oversized and len(session.context) > state.limits.step_tokens:
+        return Hold.STEP
     if state.lanes.busy >= state.thrash.lanes_allowed(now_ns):
         return Hold.THRASH
     if is_pressed(state, session.qos):
@@ -94,6 +99,9 @@ def hold(state: State, session: Session, now_ns: int) -> Hold | None:
         return None
     if state.trim_all() and state.accounts.fits(session):
         return None
+    is_for_output = state.rules.reserve is Reserve.FULL
+    if is_for_output and state.accounts.fits(session, prompt_only=True):
+        return Hold.RESERVATION
     return Hold.BLOCKS
 
 

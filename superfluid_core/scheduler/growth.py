@@ -1,24 +1,23 @@
 """Room for the next token of every decoding lane, before anybody new is admitted.
 
 When the pool cannot give it, spare blocks of cut-short grants are taken back first, then the lowest class, last
-admitted session gives up everything and will be computed again. The best and oldest session can always grow: a context
+admitted session gives up everything. The best and oldest session can always grow: a context
 that the pool cannot hold ends with `length` before it gets here, so this cannot livelock.
 """
 
 from __future__ import annotations
 
-from superfluid_core.scheduler.preemption import victim_for_blocks
+from superfluid_core.scheduler.preemption import Cause, preempt, victim_for_blocks
 from superfluid_core.scheduler.records import Phase, Session
 from superfluid_core.scheduler.state import State
 
 
 def make_room(state: State, now_ns: int) -> None:
     """Every session that is decoding afterwards holds the blocks for one more step."""
-    size = state.accounts.shape.block_tokens
     growing = [
         session
         for session in state.lanes.decoding.values()
-        if len(session.blocks) * size < len(session.context)
+        if session.places < len(session.context)
     ]
     if len(growing) > 1:
         growing.sort(key=lambda session: (session.qos, session.admission))
@@ -35,5 +34,4 @@ def _grow(state: State, session: Session, now_ns: int) -> None:
             continue
         victim = victim_for_blocks(state)
         assert victim is not None, "a decoding session must be active"
-        state.preempt(victim, now_ns)
-        state.counters.preempted_for_blocks += 1
+        preempt(state, victim, now_ns, Cause.BLOCKS)

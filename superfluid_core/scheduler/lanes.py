@@ -15,7 +15,7 @@ from superfluid_core.session import QosClass
 
 
 class Lanes:
-    """The lanes of one engine, numbered from 0; the lowest free one is given first."""
+    """The lanes of one engine, numbered from 0; the lowest free one is given first. `solos` counts batch-invariant ones."""
 
     def __init__(self, lanes: int) -> None:
         self.total = lanes
@@ -27,6 +27,7 @@ class Lanes:
         self._admissions = 0
         self._per_class = dict.fromkeys(QosClass, 0)
         self._per_tenant: dict[str, int] = {}
+        self.solos = 0
 
     @property
     def free(self) -> int:
@@ -85,7 +86,7 @@ class Lanes:
         if not self._unstarted and not self._freed:
             return (), ()
         starts = tuple(
-            LaneStart(lane, session.spec, tuple(session.context[len(session.spec.prompt) :]))
+            LaneStart(lane, session.spec, tuple(session.context[session.prompt :]))
             for lane, session in self._unstarted.items()
         )
         frees = tuple(self._freed)
@@ -106,6 +107,7 @@ class Lanes:
 
     def _count(self, session: Session, change: int) -> None:
         self._per_class[session.qos] += change
+        self.solos += change * session.spec.batch_invariant
         tenant = session.spec.tenant
         lanes = self._per_tenant.get(tenant, 0) + change
         if lanes:

@@ -89,7 +89,10 @@ class TickOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TickDone:
-    """The plan is no longer in flight. What was not reported by a StepDone did not happen."""
+    """The plan is no longer in flight. What was not reported by a StepDone did not happen.
+
+    The plan's moves and copies of KV did happen, with or without a step, unless it was refused.
+    """
 
     tick: int
     outcome: TickOutcome
@@ -141,9 +144,12 @@ class Progress:
     cached: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Emit:
-    """One output id. `index` counts from the session's first output, delivered ones included."""
+    """One output id. `index` counts from the session's first output, delivered ones included.
+
+    Not frozen, like `LanePlan`: every lane makes one in every step, and a frozen one costs four times as much to make. Nobody changes it.
+    """
 
     key: SessionKey
     index: int
@@ -197,7 +203,7 @@ class LaneStart:
     outputs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LanePlan:
     """What one lane does in this tick.
 
@@ -226,7 +232,10 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Move KV between the pool and the host store under `ticket`: out copies then frees, in restores."""
+    """Move KV between the pool and the host store under `ticket`, block by block.
+
+    Out keeps a copy of `blocks` in this order; in puts the first len(blocks) of it into `blocks`, and uses the ticket up.
+    """
 
     ticket: int
     blocks: tuple[int, ...]
@@ -234,7 +243,10 @@ class Park:
 
 @dataclass(frozen=True, slots=True)
 class TickPlan:
-    """One engine call. Order: park_out, park_in, copies, then `frees`, `starts`, then the steps."""
+    """One engine call. Order: park_drop, park_out, park_in, copies, then `frees`, `starts`, then the steps.
+
+    Drops come first, so that the host never holds more than was planned. A plan without lanes has moves only.
+    """
 
     tick: int
     lanes: tuple[LanePlan, ...]

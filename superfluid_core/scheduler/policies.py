@@ -16,9 +16,14 @@ _TENANTS_KEPT = 4096
 
 
 class QueuePolicy(Protocol):
-    """Smaller numbers first. `tenant_key` may only grow while a tenant is active, or the queue would miss it."""
+    """Smaller numbers first. `tenant_key` may only grow while a tenant is active, or the queue would miss it.
+
+    `ages`: a starving session goes first. `charges`: tokens are counted. `follows_cache`: keys change with what is cached.
+    """
 
     ages: bool
+    charges: bool
+    follows_cache: bool
 
     def key(self, session: Session) -> int: ...
 
@@ -35,6 +40,8 @@ class Fifo:
     """Arrival; the default."""
 
     ages = False
+    charges = False
+    follows_cache = False
 
     def key(self, session: Session, /) -> int:
         del session
@@ -58,6 +65,7 @@ class Shortest(Fifo):
     """Least remaining prompt first; long prompts would starve without aging."""
 
     ages = True
+    follows_cache = True
 
     def key(self, session: Session) -> int:
         return len(session.context) - session.hit_tokens
@@ -67,6 +75,7 @@ class LongestPrefix(Fifo):
     """Most cached tokens first."""
 
     ages = True
+    follows_cache = True
 
     def key(self, session: Session) -> int:
         return -session.hit_tokens
@@ -78,6 +87,8 @@ class Fair(Fifo):
     A tenant that becomes active is lifted to the smallest counter of the active ones: it has no claim from its idle
     time, and no debt is forgiven by leaving for a moment.
     """
+
+    charges = True
 
     def __init__(self, prompt_weight: int, output_weight: int) -> None:
         self._weights = (prompt_weight, output_weight)

@@ -1,15 +1,62 @@
 """Who gives way, and to whom: for a more urgent class (S6), or when the pool cannot hold another token.
 
 Victims are chosen among the active sessions by class, then by phase, then by who has the least to lose. The choice is a
-key; taking lane and blocks away is the state's.
+key; taking lane and blocks away is the state's. What a victim loses goes to the host or is computed again (S14).
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
+
+from superfluid_core.scheduler.parking import put_away
 from superfluid_core.scheduler.records import Phase, Session
-from superfluid_core.scheduler.rules import Victim
+from superfluid_core.scheduler.rules import PreemptMode, Victim
 from superfluid_core.scheduler.state import State
 from superfluid_core.session import QosClass
+
+_SECOND_NS = 1_000_000_000
+
+
+class Cause(StrEnum):
+    """What a session gave way to."""
+
+    CLASS = "class"
+    BLOCKS = "blocks"
+    PRESSURE = "pressure"
+
+
+def preempt(state: State, victim: Session, now_ns: int, cause: Cause) -> None:
+    """Take lane and blocks from a victim; its KV goes to the host where that pays and there is room."""
+    is_swapped = is_worth_parking(state) and put_away(state.accounts, victim)
+    state.preempt(victim, now_ns)
+    counters = state.counters
+    match cause:
+        case Cause.CLASS:
+            counters.preempted_for_class += 1
+            counters.swapped_for_class += is_swapped
+        case Cause.BLOCKS:
+            counters.preempted_for_blocks += 1
+            counters.swapped_for_blocks += is_swapped
+        case Cause.PRESSURE:
+            counters.preempted_for_pressure += 1
+            counters.swapped_for_pressure += is_swapped
+
+
+def is_worth_parking(state: State) -> bool:
+    """Weigh moving KV out and in again against computing it again; both grow with the tokens, so one of them decides for all.
+
+    `auto` computes again while a rate is unknown: nothing was measured, and nothing can be lost but time.
+    """
+    mode = state.rules.preempt_mode
+    if not state.accounts.park.is_open:
+        return False
+    if mode is not PreemptMode.AUTO:
+        return mode is PreemptMode.SWAP
+    shape = state.accounts.shape
+    token_ns = state.rates.prefill_ns(1_000_000) / 1_000_000
+    if not shape.host_copy_bytes_per_s or not token_ns:
+        return False
+    return 2 * shape.kv_bytes_per_token * _SECOND_NS / shape.host_copy_bytes_per_s < token_ns
 
 
 def victim_for_class(state: State, qos: QosClass) -> Session | None:
@@ -18,6 +65,8 @@ def victim_for_class(state: State, qos: QosClass) -> Session | None:
     Batch-invariant lanes never yield. Neither does who was admitted for this very tick: an aged session that got a lane
     keeps it for one tick, or aging would be worth nothing under a stream of urgent ones.
     """
+    if not any(state.lanes.of_class(each) for each in QosClass if each > qos):
+        return None
     candidates = [
         session
         for session in state.lanes

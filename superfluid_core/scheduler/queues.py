@@ -18,6 +18,7 @@ _SLACK = 64
 # front, policy key, arrival, ticket: no two entries are equal, so sessions are never compared
 _Order = tuple[int, int, int, int]
 _Entry = tuple[_Order, Session]
+_Head = tuple[int, int, _Order, str]
 IsCapped = Callable[[str], bool]
 
 
@@ -54,7 +55,9 @@ class ClassQueue:
         self._policy = policy
         self._tenants: dict[str, _Heap] = {}
         # lower bounds of each tenant's place; refreshed when they come up
-        self._heads: list[tuple[int, int, _Order, str]] = []
+        self._heads: list[_Head] = []
+        # the newest entry of each tenant is the one that counts: without it every stale one would be pushed anew
+        self._newest: dict[str, _Head] = {}
         self._waiters = _Heap()
         self._capped: set[str] = set()
         self.live = 0
@@ -107,16 +110,20 @@ class ClassQueue:
 
     def _head(self, is_capped: IsCapped) -> Session | None:
         while self._heads:
-            _, _, order, tenant = self._heads[0]
+            order, tenant = self._heads[0][2:]
             heap = self._tenants.get(tenant)
             first = heap.first() if heap is not None else None
-            if first is None or tenant in self._capped:
+            if self._newest.get(tenant) != self._heads[0]:
                 heappop(self._heads)
+            elif first is None or tenant in self._capped:
+                heappop(self._heads)
+                del self._newest[tenant]
             elif first[0] != order or self._place(tenant, order) != self._heads[0][:2]:
                 heappop(self._heads)
                 self._push_head(tenant, first[0])
             elif is_capped(tenant):
                 heappop(self._heads)
+                del self._newest[tenant]
                 self._capped.add(tenant)
             else:
                 return first[1]
@@ -126,14 +133,16 @@ class ClassQueue:
         return (min(order[0], 0), self._policy.tenant_key(tenant))
 
     def _push_head(self, tenant: str, order: _Order) -> None:
-        place = self._place(tenant, order)
-        heappush(self._heads, (*place, order, tenant))
+        entry = (*self._place(tenant, order), order, tenant)
+        self._newest[tenant] = entry
+        heappush(self._heads, entry)
         if len(self._heads) > 2 * len(self._tenants) + _SLACK:
-            self._heads = []
+            self._newest = {}
             for name, heap in self._tenants.items():
                 first = heap.first()
                 if first is not None and name not in self._capped:
-                    self._heads.append((*self._place(name, first[0]), first[0], name))
+                    self._newest[name] = (*self._place(name, first[0]), first[0], name)
+            self._heads = list(self._newest.values())
             heapify(self._heads)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from superfluid_core.session import QosClass, SessionKey, SessionSpec
 
@@ -21,11 +22,20 @@ class Phase(StrEnum):
     FINISHED = "finished"
 
 
+class Parked(NamedTuple):
+    """KV of a preempted session in host memory: of its blocks from number `first` on, up to position `positions`."""
+
+    ticket: int
+    first: int
+    positions: int
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Session:
     """One session. `seq` is its order of arrival; `context` is its prompt and all its outputs.
 
-    At `context_limit` tokens it ends with `length`: by its own maximum, or by window and pool.
+    At `context_limit` tokens it ends with `length`: by its own maximum, or by window and pool. `prompt` is the prompt's length.
+    `meter` counts the prompt and output tokens of its tenant.
     """
 
     spec: SessionSpec
@@ -33,6 +43,8 @@ class Session:
     qos: QosClass
     context: list[int]
     context_limit: int
+    prompt: int
+    meter: list[int]
     phase: Phase = Phase.QUEUED
 
     # queues: waiting since, entry number (older entries are void), place before all others
@@ -48,15 +60,20 @@ class Session:
     admitted_ns: int = 0
     solo_tick: int = 0
 
-    # accounts: see accounts.py
+    # accounts: see accounts.py; `places` is the number of positions that its blocks have
     root: bytes = b""
     chain: list[bytes] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
+    places: int = 0
     table: tuple[int, ...] | None = None
     published: int = 0
     is_private: bool = False
     reserved: int = 0
     outstanding: int = 0
+
+    # parking: its KV in the host while it waits, tickets that come into its blocks with the next plan or the one in flight
+    parked: Parked | None = None
+    imports: list[int] = field(default_factory=list)
 
     # progress: context positions with KV, those of them from the cache, those computed once before
     computed: int = 0
@@ -69,7 +86,7 @@ class Session:
 
     @property
     def output(self) -> int:
-        return len(self.context) - len(self.spec.prompt)
+        return len(self.context) - self.prompt
 
     @property
     def output_left(self) -> int:

@@ -8,7 +8,7 @@ lanes retire, deadlines are reaped. Effects leave with the input that caused the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
 
 from superfluid_core.errors import ErrorCode
 from superfluid_core.kv.blocks import PoolShape
@@ -30,14 +30,16 @@ from superfluid_core.scheduler.plan import (
     TickDone,
     TickPlan,
 )
-from superfluid_core.scheduler.pressure import on_os_pressure, relieve
-from superfluid_core.scheduler.records import Session
+from superfluid_core.scheduler.pressure import judge_park, on_os_pressure, relieve
+from superfluid_core.scheduler.records import Phase, Session
 from superfluid_core.scheduler.rules import Rules
 from superfluid_core.scheduler.state import State
-from superfluid_core.scheduler.stats import SchedulerStats, SessionView
+from superfluid_core.scheduler.stats import Counters, SchedulerStats, SessionView, TenantTokens
 from superfluid_core.session import FinishReason, QosClass, SessionKey, SessionSpec
 
 __all__ = ["PoolShape", "Rules", "Scheduler"]
+
+_TOTALS = [each.name for each in fields(Counters) if each.name not in ("finished", "refused")]
 
 
 class Scheduler:
@@ -58,6 +60,7 @@ class Scheduler:
     def receive(self, inputs: Sequence[Input], now_ns: int) -> list[Effect]:
         """Take inputs in order. Reaps deadlines too: `receive((), now_ns)` does nothing else."""
         self._state.now_ns = now_ns
+        judge_park(self._state, now_ns)
         effects: list[Effect] = []
         for each in inputs:
             effects.extend(self._receive(each, now_ns))
@@ -67,10 +70,35 @@ class Scheduler:
         return effects
 
     def plan(self, now_ns: int) -> TickPlan | None:
-        """Make the next tick; None when a plan is in flight or no session is here."""
-        if self._state.flight is not None or not self._state.sessions:
+        """Make the next tick; None when a plan is in flight or there is nothing to do.
+
+        With no lane at work a plan may still carry host memory to be given back; it has no step.
+        """
+        state = self._state
+        if state.flight is not None:
             return None
-        return planner.plan(self._state, now_ns, cuts_are_free=self._cuts_are_free)
+        judge_park(state, now_ns)
+        if state.sessions:
+            made = planner.plan(state, now_ns, cuts_are_free=self._cuts_are_free)
+            if made is not None:
+                return made
+        if state.accounts.park.has_drops and not state.drops_wait:
+            return planner.plan_drops(state)
+        return None
+
+    def promote_to_decode(self, key: SessionKey, kv: int) -> bool:
+        """Let a prefilling session decode whose KV was computed elsewhere and lies in its blocks: `kv` positions, all but the last.
+
+        False, and nothing changes, when it is not prefilling here, is part of the plan in flight, or has no blocks for as many.
+        """
+        state = self._state
+        session = state.sessions.get(key)
+        if session is None or session.phase is not Phase.PREFILLING:
+            return False
+        if kv != len(session.context) - 1 or kv > session.places or self._is_flying(session):
+            return False
+        state.promote_to_decode(session, kv)
+        return True
 
     # --- inputs -----------------------------------------------------------------------------------
 
@@ -101,10 +129,12 @@ class Scheduler:
         reject = gates.judge_spec(state, spec) or gates.judge_load(state, spec)
         if reject is not None:
             state.counters.rejected += 1
+            refused = state.counters.refused
+            refused[reject.code] = refused.get(reject.code, 0) + 1
             return [reject]
         session = state.open(spec)
         state.counters.accepted += 1
-        session.hit_tokens = len(state.accounts.lookup(session)) * state.accounts.shape.block_tokens
+        session.hit_tokens = state.accounts.count_hits(session) * state.accounts.shape.block_tokens
         effects: list[Effect] = [Accepted(spec.key, state.ahead_of(spec.qos), session.hit_tokens)]
         last = spec.delivered[-1] if spec.delivered else None
         if last in spec.stop_ids and len(spec.delivered) > spec.min_output:
@@ -112,7 +142,7 @@ class Scheduler:
         elif session.output_left <= 0:
             effects.append(state.finish(session, FinishReason.LENGTH))
         else:
-            state.queues.add(session, now_ns)
+            state.enqueue(session, now_ns)
             self._on_waiting(session, effects)
         return effects
 
@@ -144,16 +174,20 @@ class Scheduler:
         code: ErrorCode | None = None,
     ) -> None:
         """End a session from outside; a lane that is being computed for it is stopped."""
-        flight = self._state.flight
-        is_flying = flight is not None and flight.lanes.get(session.lane) is session
+        is_flying = self._is_flying(session)
         effects.append(self._state.finish(session, reason, code=code))
         if is_flying:
             self._state.interrupt(effects)
 
+    def _is_flying(self, session: Session) -> bool:
+        flight = self._state.flight
+        return flight is not None and flight.lanes.get(session.lane) is session
+
     def _on_waiting(self, session: Session, effects: list[Effect]) -> None:
         """Somebody joined a queue: stop the tick if he is urgent, or could have a lane at its end."""
-        if session.qos in URGENT or self._state.lanes.free:
-            self._state.interrupt(effects)
+        state = self._state
+        if state.admits and (session.qos in URGENT or state.lanes.free):
+            state.interrupt(effects)
 
     # --- what others may know ---------------------------------------------------------------------
 
@@ -161,9 +195,9 @@ class Scheduler:
         """Take a snapshot; its cost does not grow with what waits."""
         state = self._state
         lanes, accounts, counters = state.lanes, state.accounts, state.counters
+        park, shape = accounts.park, accounts.shape
         queued = [state.queues.depth(qos) for qos in QosClass]
-        totals = asdict(counters)
-        totals["finished"] = tuple(counters.finished.items())
+        totals = {name: getattr(counters, name) for name in _TOTALS}
         return SchedulerStats(
             lanes_busy=lanes.busy,
             lanes=lanes.total,
@@ -175,6 +209,7 @@ class Scheduler:
             blocks_cached=accounts.cache.idle,
             blocks=accounts.pool.total,
             reserved_blocks=accounts.reserved,
+            kv_reserved_tokens=accounts.reserved * shape.block_tokens,
             prefill_rate=state.rates.prefill_rate,
             decode_rates=state.rates.decode_rates(),
             step_predicted_ns=self._step_predicted_ns(),
@@ -183,8 +218,23 @@ class Scheduler:
             + counters.preempted_for_blocks
             + counters.preempted_for_pressure,
             prefix_evicted_blocks=accounts.cache.evicted,
+            park_bytes=park.blocks * shape.block_bytes,
+            park_bytes_max=park.blocks_max * shape.block_bytes,
+            parked_sessions=park.sessions,
+            parked_prefixes=park.prefixes,
+            park_refused=park.refused,
+            park_dropped=park.dropped,
+            recompute_ratio=state.thrash.ratio,
+            thrash_trips=state.thrash.trips,
+            thrash_lanes=state.thrash.allowed,
+            finished=tuple(counters.finished.items()),
+            refused=tuple(counters.refused.items()),
             **totals,
         )
+
+    def tenant_tokens(self) -> list[TenantTokens]:
+        """Read what was computed for each tenant; those beyond the first `TENANTS_MAX` are counted together."""
+        return self._state.tenants.read()
 
     def sessions(self) -> list[SessionView]:
         """Every live session, in order of arrival."""

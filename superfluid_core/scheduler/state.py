@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from superfluid_core.blockhash import root_hash
-from superfluid_core.errors import ErrorCode
+from superfluid_core.errors import ConfigError, ErrorCode
 from superfluid_core.kv.blocks import PoolShape
 from superfluid_core.limits import SchedulerLimits
 from superfluid_core.scheduler.accounts import Accounts
+from superfluid_core.scheduler.hits import HitWatch
 from superfluid_core.scheduler.lanes import Lanes
+from superfluid_core.scheduler.parking import bring_back, give_up
 from superfluid_core.scheduler.plan import (
     Effect,
     Finish,
@@ -26,13 +28,14 @@ from superfluid_core.scheduler.policies import make_policy
 from superfluid_core.scheduler.queues import Queues
 from superfluid_core.scheduler.rates import Rates
 from superfluid_core.scheduler.records import Phase, Session
-from superfluid_core.scheduler.rules import Reserve, Rules
-from superfluid_core.scheduler.stats import Counters
+from superfluid_core.scheduler.rules import Batching, Reserve, Rules
+from superfluid_core.scheduler.stats import Counters, TenantMeters
 from superfluid_core.scheduler.thrash import Thrash
 from superfluid_core.session import FinishReason, QosClass, SessionKey, SessionSpec
 
 _MS = 1_000_000
 _SLACK = 64
+_STALE_MAX = 8
 
 
 @dataclass(slots=True)
@@ -56,13 +59,19 @@ class State:
         self.rules = rules
         self.period_ns = max(1, limits.starvation_ticks * limits.tick_target_ms * _MS)
         self.accounts = Accounts(
-            shape, limits.watermark_pct, reserves_output=rules.reserve is Reserve.FULL
+            shape,
+            limits.watermark_pct,
+            reserves_output=rules.reserve is Reserve.FULL,
+            park_blocks=_park_blocks(rules, shape),
         )
-        self.queues = Queues(make_policy(rules), self.period_ns)
+        policy = make_policy(rules)
+        self.queues = Queues(policy, self.period_ns)
+        self.hits = HitWatch(self.accounts, self.queues) if policy.follows_cache else None
         self.lanes = Lanes(limits.lanes)
         self.rates = Rates()
         self.thrash = Thrash(limits.lanes, rules.thrash_pct, self.period_ns)
         self.counters = Counters()
+        self.tenants = TenantMeters()
         self.sessions: dict[SessionKey, Session] = {}
         self.flight: Flight | None = None
         self.draining = False
@@ -70,12 +79,16 @@ class State:
         self.now_ns = 0
         self.refusals = 0
         self.was_solo = False
+        self.was_prefill_pass = False
         self.preempted_tick = 0
         self.pressure = PressureLevel.NONE
         self.must_shed = False
+        self.no_park_until_ns = 0
+        self.drops_wait = False
         self._prefix_salt = prefix_salt
         self._arrivals = 0
-        self._deadlines: list[tuple[int, int, Session]] = []
+        # when, whose, whether it is for the start only
+        self._deadlines: list[tuple[int, int, bool, Session]] = []
 
     # --- transitions ------------------------------------------------------------------------------
 
@@ -88,6 +101,8 @@ class State:
             spec.qos,
             [*spec.prompt, *spec.delivered],
             min(len(spec.prompt) + spec.max_output, self.accounts.shape.context_max),
+            len(spec.prompt),
+            self.tenants.of(spec.tenant),
         )
         session.root = root_hash(
             self._prefix_salt,
@@ -98,23 +113,55 @@ class State:
         self.sessions[spec.key] = session
         self.queues.policy.on_arrival(session)
         if spec.deadline_ns is not None:
-            self._push_deadline(spec.deadline_ns, session)
+            self._push_deadline(spec.deadline_ns, session, to_start=False)
+        if spec.start_deadline_ns is not None:
+            self._push_deadline(spec.start_deadline_ns, session, to_start=True)
         return session
 
+    def enqueue(self, session: Session, now_ns: int) -> None:
+        """Let a newcomer wait."""
+        self.queues.add(session, now_ns)
+        if self.hits is not None:
+            self.hits.watch(session)
+
     def admit(self, session: Session, now_ns: int) -> None:
-        """Move from queued to prefilling, on a free lane. All gates have been passed."""
+        """Move from queued to prefilling, on a free lane. All gates have been passed.
+
+        Who comes back from the host with all its KV goes on to decode at once.
+        """
+        if self.hits is not None:
+            self.hits.unwatch(session)
         self.queues.take(session)
         self.accounts.open(session)
-        self.counters.prefix_hit_tokens += session.computed
+        hit = session.computed
+        imported, restored = bring_back(self.accounts, session)
+        self.counters.prefix_hit_tokens += hit + imported
+        self.counters.imported_tokens += imported
+        self.counters.restored_tokens += restored
         if not session.recompute_below:
             session.cached = session.computed
         self.lanes.admit(session, self.tick, now_ns)
+        if restored and session.remaining == 1:
+            is_held = self.accounts.ensure(session, len(session.context))
+            assert is_held, "the pool broke its promise of a context's blocks"
+            self.promote_to_decode(session, session.computed)
+
+    def promote_to_decode(self, session: Session, kv: int) -> None:
+        """Let a session decode: the one door from prefilling, whoever computed the KV.
+
+        `kv` positions at the front of the context have theirs, in the session's blocks: all but the last, whose token is fed next.
+        """
+        assert kv == len(session.context) - 1, "a session decodes with one token to feed"
+        session.computed = kv
+        self.lanes.promote(session)
 
     def preempt(self, session: Session, now_ns: int) -> None:
         """Take lane and blocks from an active session and put it before all others of its class."""
         session.recompute_below = max(session.recompute_below, session.computed)
         self._leave_lane(session)
         self.queues.put_back(session, now_ns)
+        if self.hits is not None:
+            self.hits.watch(session)
         self.preempted_tick = self.tick
 
     def finish(
@@ -132,7 +179,10 @@ class State:
                 self.rates.on_finish(self.now_ns - session.admitted_ns)
             self._leave_lane(session, is_tainted=code is ErrorCode.NAN_LOGITS)
         elif session in self.queues:
+            if self.hits is not None:
+                self.hits.unwatch(session)
             self.queues.remove(session)
+            give_up(self.accounts, session)
         session.phase = Phase.FINISHED
         del self.sessions[session.key]
         self.queues.policy.on_finish(session)
@@ -155,6 +205,22 @@ class State:
 
     # --- questions --------------------------------------------------------------------------------
 
+    @property
+    def admits(self) -> bool:
+        """Whether a free lane may be given away now: a static batch takes nobody in until it has ended."""
+        return self.rules.batching is Batching.CONTINUOUS or not self.lanes.busy
+
+    def peek(self, qos: QosClass, now_ns: int) -> Session | None:
+        """Who of a class is next, by what is cached now where the policy asks for that."""
+        session = self.queues.head(qos, now_ns, self.is_capped)
+        if self.hits is None:
+            return session
+        for _ in range(_STALE_MAX):
+            if session is None or session.front or not self.hits.is_stale(session):
+                break
+            session = self.queues.head(qos, now_ns, self.is_capped)
+        return session
+
     def is_capped(self, tenant: str) -> bool:
         cap = self.rules.tenant_lanes
         return cap > 0 and self.lanes.of_tenant(tenant) >= cap
@@ -166,8 +232,8 @@ class State:
     def pop_expired(self, now_ns: int) -> Session | None:
         """Take out a live session whose deadline has passed, each once."""
         while self._deadlines and self._deadlines[0][0] <= now_ns:
-            session = heappop(self._deadlines)[2]
-            if session.is_live:
+            _, _, to_start, session = heappop(self._deadlines)
+            if session.is_live and not (to_start and session.admission):
                 return session
         return None
 
@@ -181,8 +247,22 @@ class State:
         self.lanes.release(session)
         self.queues.uncap(session.spec.tenant)
 
-    def _push_deadline(self, deadline_ns: int, session: Session) -> None:
-        heappush(self._deadlines, (deadline_ns, session.seq, session))
-        if len(self._deadlines) > 2 * len(self.sessions) + _SLACK:
-            self._deadlines = [entry for entry in self._deadlines if entry[2].is_live]
+    def _push_deadline(self, deadline_ns: int, session: Session, *, to_start: bool) -> None:
+        heappush(self._deadlines, (deadline_ns, session.seq, to_start, session))
+        if len(self._deadlines) > 4 * len(self.sessions) + _SLACK:
+            self._deadlines = [entry for entry in self._deadlines if entry[3].is_live]
             heapify(self._deadlines)
+
+
+def _park_blocks(rules: Rules, shape: PoolShape) -> int:
+    """Blocks that the host's memory may hold. Raises ConfigError for an engine that cannot move KV there."""
+    if not rules.park:
+        return 0
+    if not shape.block_bytes:
+        raise ConfigError("park: this engine cannot move KV to host memory")
+    if rules.park_bytes < shape.block_bytes:
+        text = (
+            f"park-bytes {rules.park_bytes} is less than one KV block of {shape.block_bytes} bytes"
+        )
+        raise ConfigError(text)
+    return rules.park_bytes // shape.block_bytes

@@ -39,6 +39,11 @@ class Thrash:
         self._again += again
 
     @property
+    def allowed(self) -> int:
+        """How many lanes may be busy, as last judged."""
+        return self._allowed
+
+    @property
     def ratio(self) -> float:
         """Recomputed over newly computed tokens within the window."""
         return self._again / self._fresh if self._fresh else float(bool(self._again))

@@ -185,18 +185,20 @@ def parse_cost(text: str, unit_ns: int) -> CostModel:
     if rest and not rest.endswith(")"):
         raise ConfigError(f"cost model {text[:60]!r} has no closing parenthesis")
     arguments = [part.strip() for part in rest[:-1].split(",")] if rest else []
-    match name.strip(), arguments:
-        case "unit", []:
+    match [name.strip(), *arguments]:
+        case ["unit"]:
             return Unit(unit_ns)
-        case "stream", [floor, tokens]:
+        case ["stream", floor, tokens]:
             per_unit = _number(tokens, text)
             return Stream(math.ceil(_number(floor, text) * unit_ns), unit_ns / per_unit)
-        case "roofline", [gpu, model]:
+        case ["roofline", gpu, model]:
             return Roofline(find_gpu(gpu), find_model(model))
-        case "roofline", [gpu, model, peak]:
+        case ["roofline", gpu, model, peak]:
             return Roofline(find_gpu(gpu), find_model(model), int(_number(peak, text)))
-        case "measured", [path]:
+        case ["measured", path]:
             return Measured.read(path)
+        case _:
+            pass
     known = "unit, stream(FLOOR, TOKENS), roofline(GPU, MODEL[, PEAK%]), measured(FILE)"
     raise ConfigError(f"unknown cost model {text[:60]!r}; known: {known}")
 

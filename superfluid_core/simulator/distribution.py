@@ -13,7 +13,7 @@ _BITS = 6
 
 
 def _bucket(value: int) -> int:
-    """Number buckets in order: the power of two, then the next six bits."""
+    """Give buckets their order: the power of two, then the next six bits."""
     if value < 1 << _BITS:
         return max(0, value)
     shift = value.bit_length() - 1 - _BITS

@@ -6,7 +6,7 @@ scheduler. Beside them stand the pool, the cost model and the service level that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -18,15 +18,18 @@ from superfluid_core.scheduler.rules import Rules
 from superfluid_core.session import QosClass
 
 MS = 1_000_000
+LIMITS = SchedulerLimits()
+RULES = Rules()
+POOL = PoolShape(16, 100_000, 1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
     """Everything but the arrivals. `slo_*` of 0 count any time as good; `unit_ns` is one unit of a cost model."""
 
-    limits: SchedulerLimits = SchedulerLimits()
-    rules: Rules = Rules()
-    pool: PoolShape = PoolShape(16, 100_000, 1 << 20)
+    limits: SchedulerLimits = LIMITS
+    rules: Rules = RULES
+    pool: PoolShape = POOL
     cost: str = "unit"
     unit_ns: int = MS
     slo_ttft_ms: int = 0
@@ -80,9 +83,10 @@ def set_flag(flags: Flags, name: str, text: str) -> Flags:
         value = _parse(getattr(holder, field), text)
     except ValueError as error:
         raise ConfigError(f"{name}={text[:60]}: {error}") from error
-    if not part:
-        return replace(flags, **{field: value})
-    return replace(flags, **{part: replace(holder, **{field: value})})
+    change: dict[str, Any] = {field: value}
+    if part:
+        change = {part: replace(holder, **change)}
+    return replace(flags, **change)
 
 
 def set_flags(flags: Flags, settings: Iterable[tuple[str, str]]) -> Flags:
@@ -121,11 +125,10 @@ def _switch(text: str) -> bool:
     return known[text.lower()]
 
 
-def _one_of(kind: Callable[[str], StrEnum], text: str) -> StrEnum:
+def _one_of(kind: type[StrEnum], text: str) -> StrEnum:
     try:
         return kind(text)
     except ValueError as error:
-        assert isinstance(kind, type)
         known = ", ".join(str(each) for each in kind)
         raise ValueError(f"known: {known}") from error
 

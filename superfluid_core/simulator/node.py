@@ -26,6 +26,7 @@ from superfluid_core.scheduler.plan import (
 from superfluid_core.scheduler.scheduler import Scheduler
 from superfluid_core.simulator.costs import CostModel, StepLoad, parse_cost
 from superfluid_core.simulator.flags import Flags
+from superfluid_core.simulator.hardware import transfer_ns
 
 TOKEN = 7
 
@@ -44,12 +45,13 @@ def load_of(rows: list[StepRow]) -> StepLoad:
     """Weigh one forward pass."""
     decoding = prompt = context = 0
     for row in rows:
-        count = len(row.inputs)
-        context += row.position + count
         if row.decoding:
             decoding += 1
+            context += row.position + 1
         else:
+            count = len(row.inputs)
             prompt += count
+            context += row.position + count
     return StepLoad(decoding, prompt, context)
 
 
@@ -63,12 +65,15 @@ class VirtualNode:
         self.ends_ns: int | None = None
         self._cost = cost or parse_cost(flags.cost, flags.unit_ns)
         self._observer = observer
+        self._pool = flags.pool
         self._plan: TickPlan | None = None
         self._composer: StepComposer | None = None
         self._rows: list[StepRow] = []
+        self._load = StepLoad(0, 0, 0)
         self._began_ns = 0
         self._tick_began_ns = 0
         self._steps = 0
+        self._moves_ns: int | None = None
         self._is_interrupted = False
 
     def receive(self, inputs: Sequence[Input], now_ns: int) -> None:
@@ -85,6 +90,7 @@ class VirtualNode:
                 return False
             self._composer = StepComposer(self._plan)
             self._steps = 0
+            self._moves_ns = self._cost_of_moves(self._plan)
             self._is_interrupted = False
             self._tick_began_ns = now_ns
             self._observer.on_plan(self._plan, self.scheduler)
@@ -98,17 +104,22 @@ class VirtualNode:
         assert now_ns is not None, "no step is in flight"
         assert plan is not None, "a step belongs to a plan"
         assert composer is not None, "a plan has a composer"
-        rows = self._rows
         self.ends_ns = None
-        lanes = tuple(row.lane for row in rows if row.samples)
+        rows = self._rows
+        if not rows:
+            return now_ns
+        lanes = [row.lane for row in rows if row.samples]
+        prompts: list[tuple[int, int]] = []
+        if self._load.prompt:
+            prompts = [(row.lane, len(row.inputs)) for row in rows if not row.decoding]
         composer.commit(rows, dict.fromkeys(lanes, TOKEN))
         done = StepDone(
             plan.tick,
             self._steps,
             lanes,
-            (TOKEN,) * len(lanes),
-            tuple((row.lane, len(row.inputs)) for row in rows if not row.decoding),
-            sum(len(row.inputs) for row in rows),
+            [TOKEN] * len(lanes),
+            prompts,
+            self._load.tokens,
             now_ns - self._began_ns,
         )
         self._steps += 1
@@ -117,16 +128,27 @@ class VirtualNode:
         return now_ns
 
     def _next_step(self, now_ns: int) -> bool:
+        """Begin a step; a plan that only moves KV has one without rows."""
         if self._is_interrupted and self._steps:
             return False
         assert self._composer is not None, "a plan has a composer"
         rows = self._composer.next_step()
-        if not rows:
+        moves_ns, self._moves_ns = self._moves_ns, None
+        if not rows and moves_ns is None:
             return False
         self._rows = rows
         self._began_ns = now_ns
-        self.ends_ns = now_ns + self._cost.step_ns(load_of(rows))
+        self.ends_ns = now_ns + (moves_ns or 0)
+        if rows:
+            self._load = load_of(rows)
+            self.ends_ns += self._cost.step_ns(self._load)
         return True
+
+    def _cost_of_moves(self, plan: TickPlan) -> int:
+        """KV goes to the host and comes back before the first step, at the measured rate."""
+        blocks = sum(len(each.blocks) for each in (*plan.park_out, *plan.park_in))
+        rate = int(self._pool.host_copy_bytes_per_s)
+        return transfer_ns(blocks * self._pool.block_bytes, rate) if blocks and rate else 0
 
     def _end_tick(self, now_ns: int) -> None:
         assert self._plan is not None, "only a plan in flight can end"
@@ -138,6 +160,6 @@ class VirtualNode:
 
     def _tell(self, effects: list[Effect], now_ns: int) -> None:
         for effect in effects:
-            if isinstance(effect, Interrupt):
+            if type(effect) is Interrupt:
                 self._is_interrupted = True
         self._observer.on_effects(effects, now_ns)

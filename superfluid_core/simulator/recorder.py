@@ -114,9 +114,9 @@ class Recorder:
             name = self._live[start.spec.key].record.arrival.name
             self._lanes[start.lane] = _Lane(start.spec.key, name)
         for each in plan.lanes:
-            lane = self._lanes[each.lane]
-            lane.blocks = len(each.blocks)
-            lane.tokens = each.computed
+            holder = self._lanes[each.lane]
+            holder.blocks = len(each.blocks)
+            holder.tokens = each.computed
         if len(self.result.steps) < TIMELINE_MAX or not self._plans % SAMPLE_EVERY:
             stats = scheduler.stats()
             self._used = stats.blocks_used

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from superfluid_core.errors import ConfigError
+from superfluid_core.session import QosClass
 
 KEY_FILE_BYTES_MAX = 64 * 1024
 KEY_CHARS_MIN = 8
@@ -22,13 +23,25 @@ KEYS_MAX = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A caller. `name` is the tenant in fairness, logs and metrics."""
+    """A caller. `name` is the tenant in fairness, logs and metrics.
+
+    `qos` is the class of its requests, None for the head's default; `max_qos` the best that it may ask for, None for any.
+    """
 
     name: str
     admin: bool = False
+    qos: QosClass | None = None
+    max_qos: QosClass | None = None
+    batch_invariant: bool = False
+
+    @property
+    def is_named(self) -> bool:
+        """It has a key of its own."""
+        return self.name != ANONYMOUS_NAME
 
 
-ANONYMOUS = Principal("anonymous", admin=True)
+ANONYMOUS_NAME = "anonymous"
+ANONYMOUS = Principal(ANONYMOUS_NAME, admin=True)
 GLOBAL_KEY_NAME = "default"
 
 

@@ -29,21 +29,24 @@ from superfluid_head.api.choices import (
     Text,
     run_choices,
 )
+from superfluid_head.api.conversation import conversation
+from superfluid_head.api.inflight import Hold
 from superfluid_head.api.logprobs import content_entries
+from superfluid_head.api.qos import Service, client_of
 from superfluid_head.api.sampling import (
     judge_chat,
     judge_ids,
     judge_minimum,
-    salt,
     sampling_params,
 )
-from superfluid_head.api.schemas.chat import ChatMessage, ChatRequest
+from superfluid_head.api.schemas.chat import ChatRequest
 from superfluid_head.api.schemas.common import read_model
+from superfluid_head.api.sessions import LiveSession
 from superfluid_head.api.sse import EventStream, StreamingReply, event, while_connected
 from superfluid_head.api.state import Head, Target
 from superfluid_head.fleet.events import GenerationRequest
 from superfluid_head.text.channel import Channel, ChannelOptions
-from superfluid_head.text.chat import Conversation, ModelText, output_budget
+from superfluid_head.text.chat import ModelText, output_budget
 from superfluid_head.text.detokenizer import Detokenizer
 
 _logger = logging.getLogger("superfluid_head.access")
@@ -59,6 +62,7 @@ class Prepared:
     tenant: str
     request_id: str
     requests: tuple[GenerationRequest, ...]
+    service: Service
 
     @property
     def prompt_tokens(self) -> int:
@@ -99,6 +103,15 @@ class Tally:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """Who asks, and as what it is served."""
+
+    principal: Principal
+    request_id: str
+    service: Service
+
+
 class ChatEndpoint:
     """The route's handler."""
 
@@ -111,17 +124,25 @@ class ChatEndpoint:
         body = read_model(ChatRequest, raw)
         judge_chat(body)
         head.inflight.judge()
-        state = request.scope["state"]
-        prepared = await while_connected(
-            request.receive, self._prepare(body, state["principal"], state["request_id"])
-        )
+        caller = self._caller(request)
+        prepared = await while_connected(request.receive, self._prepare(body, caller))
         run = _Run(head, prepared)
         if body.stream:
             return StreamingReply(run.stream, head.limits)
         return await while_connected(request.receive, run.collect())
 
-    async def _prepare(self, body: ChatRequest, principal: Principal, request_id: str) -> Prepared:
+    def _caller(self, request: Request) -> _Caller:
+        """Judge who asks, and as what it is to be served. Raises ApiError or CapacityError."""
+        state = request.scope["state"]
+        principal: Principal = state["principal"]
+        client = client_of(principal, request.client.host if request.client else None)
+        now_ns = self._head.clock.now_ns()
+        service = self._head.qos.judge(request.headers, principal, client, now_ns)
+        return _Caller(principal, state["request_id"], service)
+
+    async def _prepare(self, body: ChatRequest, caller: _Caller) -> Prepared:
         """Resolve, render, tokenize and judge. Raises ApiError or SuperfluidError."""
+        principal, service = caller.principal, caller.service
         target, text = self._head.target(body.model)
         judge_ids(body, text.tokenizer.vocabulary)
         prompt = await text.encode(conversation(body), target.window)
@@ -132,7 +153,7 @@ class ChatEndpoint:
         sampling = sampling_params(body, secrets.randbits(64), bad_words, logprobs)
         requests = tuple(
             GenerationRequest(
-                request_id=request_id,
+                request_id=caller.request_id,
                 model=target.name,
                 prompt=prompt,
                 sampling=sampling,
@@ -141,62 +162,15 @@ class ChatEndpoint:
                 stop_ids=tuple(sorted(set(body.stop_token_ids or ()))),
                 ignore_eos=body.ignore_eos,
                 choice=choice,
+                qos=service.qos,
                 tenant=principal.name,
-                cache_salt=salt(principal.name, body.cache_salt),
+                batch_invariant=service.batch_invariant,
+                cache_salt=self._head.prefix_salt(principal.name, body.cache_salt),
+                start_by_ns=service.start_by_ns,
             )
             for choice in range(body.n)
         )
-        return Prepared(body, target, text, principal.name, request_id, requests)
-
-
-def conversation(body: ChatRequest) -> Conversation:
-    """Collect what the template gets to see."""
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
-    wanted = body.add_generation_prompt
-    return Conversation(
-        messages=[message_dict(message) for message in body.messages],
-        add_generation_prompt=not body.continue_final_message if wanted is None else wanted,
-        continue_final_message=body.continue_final_message,
-        kwargs=kwargs,
-    )
-
-
-def message_dict(message: ChatMessage) -> dict[str, Any]:
-    """Return a message in the form that templates of the hub expect."""
-    made: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": message.text() or "",
-    }
-    if message.name is not None:
-        made["name"] = message.name
-    if message.tool_call_id is not None:
-        made["tool_call_id"] = message.tool_call_id
-    if message.thoughts:
-        made["reasoning_content"] = message.thoughts
-    if message.tool_calls:
-        made["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": call.type,
-                "function": {
-                    "name": call.function.name,
-                    "arguments": _arguments(call.function.arguments),
-                },
-            }
-            for call in message.tool_calls
-        ]
-    return made
-
-
-def _arguments(text: str) -> Any:
-    """Templates index into arguments: an object when it is one, else the raw string."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+        return Prepared(body, target, text, principal.name, caller.request_id, requests, service)
 
 
 class _Run:
@@ -255,7 +229,8 @@ class _Run:
                     pass
 
         await self._follow(emit)
-        headers: dict[str, str] = {}
+        cached = min(self._tally.cached, self._prepared.prompt_tokens)
+        headers = {"x-superfluid-warm": str(cached)}
         if self._head.debug_headers:
             headers["x-superfluid-moves"] = str(self._tally.moves)
         content = json.dumps(self._whole(), ensure_ascii=False, allow_nan=False).encode()
@@ -346,15 +321,33 @@ class _Run:
         head = self._head
         status: str | int = 499
         try:
-            async with head.inflight.hold():
-                stage = Stage(head.fleet, head.metrics, head.clock)
-                await run_choices(stage, self._prepared.requests, self._channels(), emit)
+            async with head.inflight.hold() as held:
+                with head.sessions.enter(self._session(held)) as session:
+                    doors = (session.attach, session.detach)
+                    stage = Stage(head.fleet, head.metrics, head.clock, *doors)
+                    await run_choices(stage, self._prepared.requests, self._channels(), emit)
             status = 200
         except SuperfluidError as error:
             status = error.code.value
             raise
         finally:
             self._report(status)
+
+    def _session(self, held: Hold) -> LiveSession:
+        prepared = self._prepared
+        return LiveSession(
+            id=self._id,
+            request_id=prepared.request_id,
+            model=prepared.target.name,
+            tenant=prepared.tenant,
+            qos=prepared.service.qos,
+            batch_invariant=prepared.service.batch_invariant,
+            prompt_tokens=prepared.prompt_tokens,
+            created_s=self._created,
+            is_streamed=self._body.stream,
+            completion_tokens=lambda: sum(self._tally.counts.values()),
+            cancel=held.cancel,
+        )
 
     def _report(self, status: str | int) -> None:
         tally, prepared = self._tally, self._prepared
@@ -374,6 +367,7 @@ class _Run:
             status=status,
             model=prepared.target.name,
             tenant=prepared.tenant,
+            qos=prepared.service.qos.label,
             stream=self._body.stream,
             prompt=prepared.prompt_tokens,
             cached=tally.cached,

@@ -59,11 +59,13 @@ Emit = Callable[[ChoiceEvent], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a choice runs on."""
+    """What a choice runs on. `on_door` and `on_gone` hear where a choice runs from now on, and that it no longer does."""
 
     fleet: FleetDoor
     metrics: HeadMetrics
     clock: Clock
+    on_door: Callable[[int, GenerationDoor], None] = lambda _choice, _door: None
+    on_gone: Callable[[int], None] = lambda _choice: None
 
 
 async def run_choices(
@@ -125,19 +127,29 @@ class _Choice:
 
     async def _follow(self) -> None:
         async with self._stage.fleet.generate(self._request) as generation:
-            async for event in generation:
-                match event:
-                    case TokensEvent():
-                        await self._on_tokens(event, generation)
-                    case ProgressEvent():
-                        await self._start(generation)
-                    case MovedEvent():
-                        self._stage.metrics.moved(event.reason)
-                        self._is_placed = False
-                    case EndEvent():
-                        await self._on_end(event, generation)
-                        return
+            self._stage.on_door(self._request.choice, generation)
+            try:
+                if await self._hear(generation):
+                    return
+            finally:
+                self._stage.on_gone(self._request.choice)
         raise GenerationError("the generation ended without a word", code=ErrorCode.INTERNAL)
+
+    async def _hear(self, generation: GenerationDoor) -> bool:
+        """Pass on events; True when the end came."""
+        async for event in generation:
+            match event:
+                case TokensEvent():
+                    await self._on_tokens(event, generation)
+                case ProgressEvent():
+                    await self._start(generation)
+                case MovedEvent():
+                    self._stage.metrics.moved(event.reason)
+                    self._is_placed = False
+                case EndEvent():
+                    await self._on_end(event, generation)
+                    return True
+        return False
 
     async def _start(self, generation: GenerationDoor) -> None:
         if not self._is_placed and generation.node is not None:

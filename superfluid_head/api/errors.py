@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from superfluid_core.errors import ErrorCode, InvalidRequestError, SuperfluidError
+from superfluid_head.access.keys import Principal
 
 RETRY_AFTER_S_MAX = 120
 MESSAGE_CHARS_MAX = 600
@@ -24,6 +25,7 @@ LINGER_S = 2.0
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
+FORBIDDEN = "permission_error"
 
 # code -> (status, type); codes that are missing here are our own failures: 500.
 STATUSES: dict[ErrorCode, tuple[int, str]] = {
@@ -41,7 +43,8 @@ STATUSES: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.MODEL_LOADING: (503, SERVER),
     ErrorCode.DRAINING: (503, SERVER),
     ErrorCode.OVERLOADED: (503, SERVER),
-    ErrorCode.DEADLINE_EXCEEDED: (504, SERVER),
+    ErrorCode.DEADLINE_EXCEEDED: (408, INVALID),
+    ErrorCode.CANCELLED: (499, INVALID),
     ErrorCode.TIMEOUT: (504, SERVER),
     ErrorCode.NODE_LOST: (503, SERVER),
     ErrorCode.FENCED: (503, SERVER),
@@ -132,7 +135,7 @@ def from_error(error: SuperfluidError) -> ApiError:
         headers["Retry-After"] = str(retry_after_s(error.retry_after_ms))
     if error.code is ErrorCode.DRAINING:
         headers["Connection"] = "close"
-    if status >= 500 and not error.retryable:
+    if error.code is ErrorCode.DEADLINE_EXCEEDED or (status >= 500 and not error.retryable):
         headers["x-should-retry"] = "false"
     return ApiError(
         status,
@@ -149,6 +152,12 @@ def retry_after_s(hint_ms: int | None) -> int:
     if hint_ms is None:
         return 1
     return min(RETRY_AFTER_S_MAX, max(1, -(-hint_ms // 1000)))
+
+
+def require_admin(principal: Principal) -> None:
+    """Raise ApiError 403 unless the caller may use admin routes."""
+    if not principal.admin:
+        raise ApiError(403, "this needs an admin key", code="admin_required", type=FORBIDDEN)
 
 
 def internal() -> ApiError:

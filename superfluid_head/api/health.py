@@ -37,6 +37,7 @@ class HealthEndpoint:
         del request
         states = [(node.name, node.is_up) for node in self._head.fleet.health().nodes]
         self._head.metrics.nodes(states)
+        self._head.metrics.waiting(self._head.fleet.waiting_by_class())
         return Response(self._head.metrics.render(), headers={"content-type": METRICS_TYPE})
 
     async def version(self, request: Request) -> Response:

@@ -9,12 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from superfluid_core.errors import CapacityError, ErrorCode, GenerationError
 from superfluid_head.metrics import HeadMetrics
 
 REQUEST_S_MAX = 3_600.0
 DRAINING_RETRY_MS = 5_000
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """One request's place among the generations in flight."""
+
+    scope: asyncio.Timeout
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        """End it now, because somebody asked for that."""
+        self.is_cancelled = True
+        self.scope.reschedule(asyncio.get_running_loop().time())
 
 
 class Inflight:
@@ -56,23 +70,33 @@ class Inflight:
             )
 
     @asynccontextmanager
-    async def hold(self) -> AsyncIterator[None]:
-        """Count one request's generations. Raises CapacityError (draining) or GenerationError (cut, too long)."""
+    async def hold(self) -> AsyncIterator[Hold]:
+        """Count one request's generations.
+
+        Raises CapacityError (draining) or GenerationError (cut, cancelled, too long).
+        """
         self.judge()
         scope = asyncio.timeout(REQUEST_S_MAX)
+        held = Hold(scope)
         try:
             async with scope:
                 self._scopes.add(scope)
                 self._idle.clear()
                 self._metrics.in_flight.set(len(self._scopes))
                 try:
-                    yield
+                    yield held
                 finally:
                     self._scopes.discard(scope)
                     self._metrics.in_flight.set(len(self._scopes))
                     if not self._scopes:
                         self._idle.set()
         except TimeoutError:
-            code = ErrorCode.DRAINING if self._is_cut else ErrorCode.TIMEOUT
-            words = "this head is shutting down" if self._is_cut else "the request took too long"
-            raise GenerationError(words, code=code) from None
+            raise self._why(held) from None
+
+    def _why(self, held: Hold) -> GenerationError:
+        if held.is_cancelled:
+            words = "the session was cancelled"
+            return GenerationError(words, code=ErrorCode.CANCELLED, retryable=False)
+        if self._is_cut:
+            return GenerationError("this head is shutting down", code=ErrorCode.DRAINING)
+        return GenerationError("the request took too long", code=ErrorCode.TIMEOUT)

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
+from superfluid_core.session import QosClass
 from superfluid_head.fleet.events import GenerationEvent, GenerationRequest
+from superfluid_head.fleet.pins import PinnedPrefix, PrefixPin
 
 
 class GenerationDoor(Protocol):
@@ -33,8 +35,17 @@ class GenerationDoor(Protocol):
         """Where it runs now."""
         ...
 
+    @property
+    def last_node(self) -> str | None:
+        """Where it runs or ran last."""
+        ...
+
     def stop(self, count: int) -> None:
         """End the output at `count` ids; the next event is EndEvent(STOP)."""
+        ...
+
+    def set_class(self, qos: QosClass) -> None:
+        """Serve it as `qos` from now on, wherever it is."""
         ...
 
 
@@ -85,3 +96,19 @@ class FleetDoor(Protocol):
     def models(self) -> Sequence[Served]: ...
 
     def health(self) -> HealthView: ...
+
+    def waiting_by_class(self) -> Sequence[int]:
+        """How many wait in this head, best class first."""
+        ...
+
+    async def node_stats(self, name: str) -> bytes:
+        """Ask a node for everything that it measures, as JSON."""
+        ...
+
+    async def pin_prefix(self, pin: PrefixPin) -> PinnedPrefix:
+        """Have a node keep a prefix that it has in its cache. Raises SuperfluidError."""
+        ...
+
+    def unpin_prefix(self, pinned: PinnedPrefix) -> None:
+        """Let go of it; a node that is not linked has forgotten it by itself or soon will."""
+        ...

@@ -16,6 +16,9 @@ from superfluid_head.access.keys import KeyRing
 from superfluid_head.api.errors import invalid, model_not_found
 from superfluid_head.api.inflight import Inflight
 from superfluid_head.api.ports import FleetDoor, Served
+from superfluid_head.api.qos import QosDesk, QosRules
+from superfluid_head.api.sampling import salt
+from superfluid_head.api.sessions import SessionBook
 from superfluid_head.metrics import HeadMetrics
 from superfluid_head.text.chat import ModelText
 
@@ -46,6 +49,15 @@ class Head:
     version: str = "0"
     warnings: tuple[str, ...] = ()
     debug_headers: bool = False
+    qos: QosDesk = field(default_factory=lambda: QosDesk(QosRules()))
+    sessions: SessionBook = field(default_factory=SessionBook)
+    prefix_shared: bool = False
+
+    def prefix_salt(self, tenant: str, cache_salt: str | None) -> bytes:
+        """Return what keeps cached prefixes apart: tenants unless they share, and what a request asks for on top."""
+        if self.prefix_shared and cache_salt is None:
+            return b""
+        return salt("" if self.prefix_shared else tenant, cache_salt)
 
     def models(self) -> dict[str, Target]:
         """Return every model that nodes serve or served, and those configured that no node ever offered."""

@@ -7,6 +7,8 @@ line per round, a table at the end. Exit 0 means that everything asked for compl
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import Any
 
 import click
@@ -60,6 +62,23 @@ def failover(**plan: Any) -> None:
     is_exact = bench_plan.engine == "mock"
     good = all(r.is_complete and (r.differs_at is None or not is_exact) for r in done)
     raise SystemExit(0 if good else 1)
+
+
+@bench.command("engine")
+@click.option(
+    "--model", default="demo", show_default=True, help="A directory, GGUF file or hub id."
+)
+@click.option(
+    "--record-costs", required=True, metavar="FILE", help="For `simulate`, as measured(FILE)."
+)
+@click.option("--threads", default=0, show_default="all cores", help="Threads of the engine.")
+@click.option("--repeats", default=5, show_default=True, help="Of every step; the median counts.")
+def engine(model: str, record_costs: str, threads: int, repeats: int) -> None:
+    """Measure what a step of the native engine costs, by lanes, prompt tokens and context."""
+    command = [sys.executable, "-m", "superfluid_noded.bench_engine", "--model", model]
+    command += ["--threads", str(threads or os.cpu_count() or 1), "--repeats", str(repeats)]
+    done = subprocess.run([*command, "--record-costs", record_costs], check=False)
+    raise SystemExit(START_FAILED if done.returncode else 0)
 
 
 @bench.command("compare")

@@ -6,6 +6,7 @@ Errors that a person can mend are one line; see `cli.py` for the exit statuses.
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import click
@@ -30,6 +31,8 @@ def serve(model: tuple[str, ...], config_file: str | None, **flags: Any) -> None
     """
     config = build_config(read_settings({"model": model, **flags}, config_file), surroundings())
     setup_logging(config.log_format, config.log_level, "superfluid")
+    # Nothing that is made while starting is garbage: the collector sleeps until `run_head` is ready.
+    gc.disable()
     from superfluid_head.server import run_head
 
     asyncio.run(run_head(config, SystemClock()))

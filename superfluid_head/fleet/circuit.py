@@ -3,8 +3,8 @@
     CLOSED --`faults_to_open` faults within the window--> OPEN --time--> HALF (one probe) --success--> CLOSED, warming up
                                                            ^--fault-----'     each time it opens, twice as long
 
-While it warms up, its lanes come back in proportion to the time. The last healthy node is never opened: the caller says
-whether another one stands. Busy answers and refused requests never get here.
+While it warms up, its lanes come back in proportion to the time; so do those of a node that has just joined. The last healthy
+node is never opened: the caller says whether another one stands. Busy answers and refused requests never get here.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ from enum import StrEnum
 
 from superfluid_core.clock import MS
 from superfluid_core.limits import FleetLimits
-
-WARM_UP_MS = 10_000
-
 
 class CircuitState(StrEnum):
     """What a node may take: anything, nothing, one probe."""
@@ -66,6 +63,15 @@ class Circuit:
             self._faults.clear()
             self._warm_at_ns = now_ns
 
+    def warm_up(self, now_ns: int) -> None:
+        """Note that the node has just joined, or come back."""
+        self._warm_at_ns = now_ns
+
+    @property
+    def is_settled(self) -> bool:
+        """True when time alone will not change what it says: closed, and warm as of the last `allowance`."""
+        return self._open_until_ns is None and self._warm_at_ns is None
+
     def probe(self) -> None:
         """Note that a session was placed: while half-open it is the one probe."""
         self._is_probing = self._open_until_ns is not None
@@ -84,10 +90,11 @@ class Circuit:
         return state is CircuitState.CLOSED or (state is CircuitState.HALF and not self._is_probing)
 
     def allowance(self, now_ns: int) -> float:
-        """Share of the lanes that may be used, 0..1: grows over WARM_UP_MS after a rest."""
-        if self._warm_at_ns is None:
+        """Share of the lanes that may be used, 0..1: grows over `warm_up_ms`."""
+        if self._warm_at_ns is None or not self._limits.warm_up_ms:
+            self._warm_at_ns = None
             return 1.0
-        share = (now_ns - self._warm_at_ns) / (WARM_UP_MS * MS)
+        share = (now_ns - self._warm_at_ns) / (self._limits.warm_up_ms * MS)
         if share >= 1.0:
             self._warm_at_ns = None
             return 1.0

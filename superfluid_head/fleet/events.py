@@ -21,7 +21,8 @@ from superfluid_core.session import (
 class GenerationRequest:
     """One choice. `stop_ids` are the request's own; the model's end-of-text ids count unless `ignore_eos`.
 
-    `max_output` and `min_output` are absolute counts; `deadline_ns` is a time of the head's monotonic clock.
+    `max_output` and `min_output` are absolute counts; `deadline_ns` is a time of the head's monotonic clock, and so is
+    `start_by_ns`: who has not got a lane until then is dropped, who has is not bound by it.
     """
 
     request_id: str
@@ -39,6 +40,7 @@ class GenerationRequest:
     cache_salt: bytes = field(default=b"", repr=False)
     grammar: Grammar | None = None
     deadline_ns: int | None = None
+    start_by_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,10 @@ from superfluid_head.fleet.events import (
 from superfluid_head.fleet.generation import GenerationMachine
 from superfluid_head.fleet.health import FleetHealth, NodeState, state_of
 from superfluid_head.fleet.node import FleetNode, NodeContext, SessionMessage
+from superfluid_head.fleet.pins import Naming, PinnedPrefix, Pinner, PrefixPin, unpin
 from superfluid_head.fleet.quarantine import QuarantineTable
-from superfluid_head.fleet.runner import Counters, Runner
-from superfluid_head.fleet.standing import Slot
+from superfluid_head.fleet.runner import Runner
+from superfluid_head.fleet.standing import Counters, Slot
 from superfluid_head.fleet.stream import Generation
 from superfluid_head.fleet.transitions import Loss
 
@@ -102,6 +103,7 @@ class Fleet:
         quarantine = QuarantineTable(secret, options.fleet_limits)
         self._runner = Runner(self._nodes, self._desk, quarantine, clock, limits)
         self._runner.knows = self.directory.knows
+        self._pinner = Pinner()
         self._changed = asyncio.Event()
         self._is_closing = False
 
@@ -263,6 +265,24 @@ class Fleet:
         """Fetch what runs and waits on a node."""
         node = self._named(name)
         return await node.asks.sessions(node)
+
+    async def pin_prefix(self, pin: PrefixPin) -> PinnedPrefix:
+        """Have a node keep a prefix that is in its cache. Raises SuperfluidError."""
+        node = self._named(pin.node)
+        standing = node.standing
+        if standing is None or pin.model not in standing.offers:
+            raise GenerationError("the node is not linked", code=ErrorCode.NODE_LOST)
+        keys, welcome = self._options.keys, standing.welcome
+        salt = welcome.salt or (b"" if keys is None else keys.prefix_salt)
+        naming = Naming.of(standing.offers[pin.model], welcome.features, salt)
+        return await self._pinner.pin(node, naming, pin)
+
+    def unpin_prefix(self, pinned: PinnedPrefix) -> None:
+        """Let go of it, if its node still goes by that name."""
+        try:
+            unpin(self._named(pinned.node), pinned)
+        except InvalidRequestError:
+            return
 
     def drain(self, name: str, grace_ms: int) -> bool:
         """Order a node to drain; False when it is not linked."""

@@ -22,6 +22,7 @@ from superfluid_core.errors import ErrorCode
 from superfluid_core.limits import FleetLimits
 from superfluid_core.session import FinishReason
 from superfluid_core.wire.messages import CloseReason
+from superfluid_head.fleet.codes import BUSY_CODES, FINAL_CODES, LANE_CODES
 from superfluid_head.fleet.events import GenerationRequest
 from superfluid_head.fleet.transitions import (
     Acknowledged,
@@ -48,6 +49,7 @@ from superfluid_head.fleet.transitions import (
     Postpone,
     Quarantine,
     RefusedByNode,
+    Relieved,
     Report,
     SendOpen,
     Stalled,
@@ -58,33 +60,6 @@ from superfluid_head.fleet.transitions import (
 
 DRAINS_MAX = 16
 JUDGE_MS_MAX = 3_000
-
-BUSY_CODES = frozenset(
-    {
-        ErrorCode.QUEUE_FULL,
-        ErrorCode.SLO_UNATTAINABLE,
-        ErrorCode.RATE_LIMIT_EXCEEDED,
-        ErrorCode.SESSION_LIMIT,
-        ErrorCode.MODEL_LOADING,
-        ErrorCode.DRAINING,
-        ErrorCode.OVERLOADED,
-    }
-)
-# One lane's trouble may be the request's own doing: it moves, the node is not blamed.
-LANE_CODES = frozenset({ErrorCode.LANE_FAULT, ErrorCode.NAN_LOGITS, *BUSY_CODES})
-FINAL_CODES = frozenset(
-    {
-        ErrorCode.INVALID_REQUEST,
-        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
-        ErrorCode.UNSUPPORTED,
-        ErrorCode.INVALID_GRAMMAR,
-        ErrorCode.TEMPLATE_ERROR,
-        ErrorCode.GRAMMAR_REPLAY,
-        ErrorCode.REQUEST_QUARANTINED,
-        ErrorCode.DEADLINE_EXCEEDED,
-        ErrorCode.TIMEOUT,
-    }
-)
 
 
 class Phase(Enum):
@@ -111,6 +86,8 @@ class Journal:
     drains: int = 0
     cached: int = 0
     cached_epoch: int | None = None
+    has_started: bool = False
+    hopeless: dict[str, int] = field(default_factory=dict)
 
 
 class GenerationMachine:
@@ -159,6 +136,7 @@ class GenerationMachine:
                 return []
             case Advanced():
                 self._note_cached(event.cached)
+                self.journal.has_started |= event.done > 0
                 return [Report(event.done, event.total, event.cached)]
             case ClosedByNode():
                 return self._on_closed(event, placed, now_ns)
@@ -175,6 +153,7 @@ class GenerationMachine:
         actions: list[Action] = []
         if row.ids:
             ids.extend(row.ids)
+            self.journal.has_started = True
             self.journal.weights = placed.weights
             actions.append(Deliver(row.first, row.ids, row.logprobs))
         stop_id = self._stop_id(placed)
@@ -226,7 +205,7 @@ class GenerationMachine:
             return self._fail_by_node(event.code, event.text, placed)
         match event.reason:
             case CloseReason.DEADLINE:
-                return self._fail(ErrorCode.TIMEOUT, "the request's deadline passed")
+                return self._fail(ErrorCode.DEADLINE_EXCEEDED, "the request's deadline passed")
             case CloseReason.DRAIN:
                 return self._hand_over(placed, now_ns)
             case CloseReason.FENCED | CloseReason.PREEMPT_FAILED | CloseReason.CANCELLED:
@@ -236,6 +215,8 @@ class GenerationMachine:
                 return self._fail_over(why, now_ns, is_blamed=event.code not in LANE_CODES)
 
     def _on_refused(self, event: RefusedByNode, placed: Placed, now_ns: int) -> list[Action]:
+        if event.code is ErrorCode.SLO_UNATTAINABLE:
+            return self._on_hopeless(event, placed)
         if event.code in BUSY_CODES:
             actions: list[Action] = [Postpone(placed.node, event.retry_after_ms)]
             actions += self._leave(f"refused: {event.code}")
@@ -245,6 +226,18 @@ class GenerationMachine:
             return self._fail_by_node(event.code, event.text, placed)
         is_blamed = event.code is not ErrorCode.FENCED
         return self._fail_over(f"refused: {event.code}", now_ns, is_blamed=is_blamed)
+
+    def _on_hopeless(self, event: RefusedByNode, placed: Placed) -> list[Action]:
+        """Ask the nodes that have not said so yet: waiting does not help, or no longer than their word says."""
+        hopeless = self.journal.hopeless
+        hopeless[placed.node] = event.retry_after_ms or 0
+        soonest_ms = min(hopeless.values()) or None
+        verdict = NotPlaced(event.code, event.text, soonest_ms)
+        actions = self._leave(f"refused: {event.code}")
+        return [
+            *actions,
+            Place(frozenset(hopeless), self.journal.moves > 0, f"refused: {event.code}", verdict),
+        ]
 
     def _fail_by_node(self, code: ErrorCode | None, text: str, placed: Placed) -> list[Action]:
         """Take a verdict that no other node would change."""
@@ -263,6 +256,8 @@ class GenerationMachine:
                 return self._on_lost(event, now_ns)
             case BootVerdict():
                 return self._on_verdict(event)
+            case Relieved():
+                return self._on_relieved(event, now_ns)
             case NotPlaced():
                 return self._fail(event.code, event.text, retry_after_ms=event.retry_after_ms)
             case TooNarrow():
@@ -293,6 +288,15 @@ class GenerationMachine:
             return self._hand_over(placed, now_ns)
         return self._fail_over(event.loss.value, now_ns, is_told=is_told)
 
+    def _on_relieved(self, event: Relieved, now_ns: int) -> list[Action]:
+        """Move in peace: the target has seen the context, and until this instant the old node was heard."""
+        placed = self.placement
+        if self.phase is not Phase.PLACED or placed is None:
+            return []
+        if (placed.link, self.journal.epoch) != (event.link, event.epoch):
+            return []
+        return self._hand_over(placed, now_ns, event.target)
+
     def _on_verdict(self, event: BootVerdict) -> list[Action]:
         journal = self.journal
         if not event.is_lost:
@@ -322,7 +326,10 @@ class GenerationMachine:
     def _on_tick(self, now_ns: int) -> list[Action]:
         deadline_ns = self.journal.request.deadline_ns
         if deadline_ns is not None and now_ns >= deadline_ns:
-            return self._fail(ErrorCode.TIMEOUT, "the request's deadline passed")
+            return self._fail(ErrorCode.DEADLINE_EXCEEDED, "the request's deadline passed")
+        start_by_ns = self.journal.request.start_by_ns
+        if start_by_ns is not None and now_ns >= start_by_ns and not self.journal.has_started:
+            return self._fail(ErrorCode.DEADLINE_EXCEEDED, "the request did not start in time")
         if self.phase is Phase.JUDGING and now_ns >= self._judge_until_ns:
             # Nobody answers where the process was: it is gone.
             self.journal.boots_lost |= self.journal.boots_suspected
@@ -346,18 +353,22 @@ class GenerationMachine:
             return actions + self._fail(ErrorCode.MOVES_EXHAUSTED, text)
         return actions + self._move(node, reason, now_ns)
 
-    def _hand_over(self, placed: Placed, now_ns: int) -> list[Action]:
+    def _hand_over(
+        self, placed: Placed, now_ns: int, target: str | None = None
+    ) -> list[Action]:
         """Move away from a node that drains: no failure, but not a way to move for ever either."""
         self.journal.drains += 1
         if self.journal.drains > DRAINS_MAX:
             return self._fail_over("node draining", now_ns, is_told=True)
         actions = self._leave("node draining", is_told=True)
-        return actions + self._move(placed.node, "node draining", now_ns)
+        return actions + self._move(placed.node, "node draining", now_ns, target)
 
-    def _move(self, node: str, reason: str, now_ns: int) -> list[Action]:
+    def _move(
+        self, node: str, reason: str, now_ns: int, target: str | None = None
+    ) -> list[Action]:
         self.journal.moves += 1
         announce = Announce(self.journal.moves, reason)
-        place = Place(frozenset((node,)), True, reason)
+        place = Place(frozenset((node,)), True, reason, target=target)
         if not self._are_processes_doubtful():
             return [announce, place]
         self.phase = Phase.JUDGING

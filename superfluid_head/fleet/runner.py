@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from superfluid_core.clock import MS, Clock
 from superfluid_core.errors import CapacityError, ErrorCode, LocalProtocolError
@@ -26,8 +26,8 @@ from superfluid_head.fleet.events import EndEvent, MovedEvent, ProgressEvent, To
 from superfluid_head.fleet.generation import Phase
 from superfluid_head.fleet.node import FleetNode, SessionMessage
 from superfluid_head.fleet.quarantine import QuarantineTable
-from superfluid_head.fleet.queue import Ticket, WaitingRoom
-from superfluid_head.fleet.standing import Slot
+from superfluid_head.fleet.queue import Pace, Ticket, WaitingRoom
+from superfluid_head.fleet.standing import Counters, Slot
 from superfluid_head.fleet.stream import Generation
 from superfluid_head.fleet.translate import error_of, input_of, open_of, too_long, wait_over
 
@@ -36,20 +36,7 @@ logger = logging.getLogger(__name__)
 BUSY_MS = 100
 BUSY_MS_MAX = 10_000
 NO_WORKER_RETRY_MS = 5_000
-SECONDS_EACH_UNKNOWN = 1.0
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened, for metrics. Monotone."""
-
-    placements: int = 0
-    moves: int = 0
-    stale_rows: int = 0
-    faults: int = 0
-    quarantined: int = 0
-    ended: int = 0
-    failed: int = 0
+PACE_MS_UNKNOWN = 1_000
 
 
 class Runner:
@@ -65,6 +52,7 @@ class Runner:
     ) -> None:
         self.generations: dict[int, Generation] = {}
         self.room = WaitingRoom(limits[0])
+        self.pace = Pace()
         self.counters = Counters()
         self.quarantine = quarantine
         self.knows: Callable[[str], bool] = lambda _model: False
@@ -193,6 +181,10 @@ class Runner:
             kind = (generation.request.model, journal.weights, wanted.is_move, is_interactive)
             if kind in blocked:
                 continue
+            if wanted.verdict is not None and not self._desk.is_any_left(generation, wanted):
+                self.room.leave(ticket.session)
+                self.feed(generation, wanted.verdict)
+                continue
             verdict = self._desk.place(generation, wanted, now_ns)
             if isinstance(verdict, Reserved):
                 self._settle(generation, ticket, verdict, now_ns)
@@ -231,14 +223,17 @@ class Runner:
         standing, request = node.standing, generation.request
         assert standing is not None, "a node without a link was chosen"
         self.room.leave(ticket.session)
+        if ticket.has_waited:
+            self.pace.placed(ticket.since_ns, now_ns)
         wanted = generation.waiting.place
         assert wanted is not None, "placed without being asked"
         generation.waiting.place = None
         epoch = generation.machine.journal.epoch
-        generation.waiting.slot = Slot(
+        slot = Slot(
             ticket.session, epoch, standing.number, node.key, node.title, reservation, now_ns
         )
-        node.slots[ticket.session] = generation.waiting.slot
+        generation.waiting.take(slot)
+        node.slots[ticket.session] = slot
         self._log_placement(generation, wanted, placed, (now_ns - ticket.since_ns) // MS)
         offer = standing.offers[request.model]
         stops = frozenset(request.stop_ids)
@@ -328,10 +323,16 @@ class Runner:
         waiting.place = wanted
         waiting.since_ns = waiting.since_ns or now_ns
         is_accepted = wanted.is_move or generation.machine.journal.epoch > 1
-        self.room.enter(generation.session, generation.qos, waiting.since_ns, is_move=is_accepted)
+        tokens = len(generation.request.prompt)
+        ticket = self.room.enter(
+            generation.session, generation.qos, waiting.since_ns, is_move=is_accepted, tokens=tokens
+        )
         self.pump()
+        ticket.has_waited = True
+        pace_ns = self.pace.ns or self._desk.pace_ns(generation.request)
+        known_ns = pace_ns or PACE_MS_UNKNOWN * MS
         try:
-            self.room.judge_room(generation.session, SECONDS_EACH_UNKNOWN)
+            self.room.judge_room(generation.session, known_ns, is_measured=pace_ns > 0)
         except CapacityError as error:
             refused = t.NotPlaced(error.code, error.message, error.retry_after_ms)
             self.feed(generation, refused)

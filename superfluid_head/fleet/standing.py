@@ -42,3 +42,16 @@ class Standing:
     status: Status | None = None
     loss: Loss | None = None
     is_going: bool = False
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened on this head, for metrics. Monotone."""
+
+    placements: int = 0
+    moves: int = 0
+    stale_rows: int = 0
+    faults: int = 0
+    quarantined: int = 0
+    ended: int = 0
+    failed: int = 0

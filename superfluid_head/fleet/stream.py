@@ -25,10 +25,13 @@ from superfluid_head.fleet.events import (
 from superfluid_head.fleet.generation import GenerationMachine
 from superfluid_head.fleet.standing import Slot
 from superfluid_head.fleet.transitions import ClientGone, Input, Place, StopAt
+from superfluid_head.fleet.warmth import ContextNames
 
 
 class Owner(Protocol):
     """What a generation asks of the fleet that runs it."""
+
+    async def prepare(self, generation: Generation) -> None: ...
 
     def begin(self, generation: Generation) -> None: ...
 
@@ -46,6 +49,11 @@ class Waiting:
     place: Place | None = None
     since_ns: int = 0
     slot: Slot | None = None
+    last_node: str | None = None
+
+    def take(self, slot: Slot) -> None:
+        """Note where it runs from now on."""
+        self.slot, self.last_node = slot, slot.title
 
 
 class Generation:
@@ -59,6 +67,7 @@ class Generation:
         self.machine = machine
         self.qos = request.qos
         self.waiting = Waiting()
+        self.names = ContextNames()
         self._owner = owner
         self._pending: deque[GenerationEvent] = deque()
         self._error: SuperfluidError | None = None
@@ -76,8 +85,14 @@ class Generation:
         slot = self.waiting.slot
         return None if slot is None else slot.title
 
+    @property
+    def last_node(self) -> str | None:
+        """Where it runs or ran last, or None if it never did."""
+        return self.waiting.last_node
+
     async def __aenter__(self) -> Generation:
         if not self._is_begun:
+            await self._owner.prepare(self)
             self._is_begun = True
             self._owner.begin(self)
         return self

@@ -110,6 +110,15 @@ class Stalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Relieved:
+    """The shell moves this placement away from a node that drains; `target` has prefilled its context, if one has."""
+
+    link: int
+    epoch: int
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class BootVerdict:
     """After a cut: the node was dialled again and its process is the same, or is not."""
 
@@ -149,7 +158,17 @@ class Tick:
 
 
 NodeInput = Acknowledged | Advanced | Arrived | ClosedByNode | RefusedByNode | Stalled
-HeadInput = Placed | NodeLost | BootVerdict | NotPlaced | TooNarrow | ClientGone | StopAt | Tick
+HeadInput = (
+    Placed
+    | NodeLost
+    | Relieved
+    | BootVerdict
+    | NotPlaced
+    | TooNarrow
+    | ClientGone
+    | StopAt
+    | Tick
+)
 Input = NodeInput | HeadInput
 
 # --- what is to be done ---------------------------------------------------------------------------
@@ -157,11 +176,17 @@ Input = NodeInput | HeadInput
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Find a node, or queue. Answered by Placed, NotPlaced or TooNarrow."""
+    """Find a node, or queue. Answered by Placed, NotPlaced or TooNarrow.
+
+    `verdict` is set when a node said that waiting there is hopeless: it is the answer once no node beside those in `avoid` is
+    left to ask. `target` is taken if it still can.
+    """
 
     avoid: frozenset[str]
     is_move: bool
     reason: str
+    verdict: NotPlaced | None = None
+    target: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from superfluid_core.modelfiles.resolve import resolve
+from superfluid_core.modelfiles.resolve import ModelFiles, resolve
 from superfluid_head.bench.failover import SmallFleet, native_flags
 from superfluid_head.bench.rig import Rig
 
@@ -28,9 +29,14 @@ def messages(number: int) -> list[Any]:
     return [{"role": "user", "content": f"Write a line about the number {number}. 🙂"}]
 
 
+@functools.cache
+def demo() -> ModelFiles:
+    return resolve("demo")
+
+
 def expected_prompt_tokens(number: int) -> int:
     """What the model's own template and tokenizer say, without the head."""
-    files = resolve("demo")
+    files = demo()
     template = files.template()
     assert template is not None
     return len(template.render(messages(number)).encode(files.tokenizer()))

@@ -148,3 +148,33 @@ def test_parked_blocks_come_back_through_pinned_memory(files: Files) -> None:
         pool._slab.zero_()
     engine.run(TickPlan(2, (), 16, park_in=(Park(1, (90, 91)),)), lambda _: None, lambda: False)
     assert torch.equal(pool._slab[:, :, [90, 91]], before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_batch_invariant_lanes_give_the_same_bits_however_they_are_cut(
+    files: Files, dtype: str
+) -> None:
+    engine = build(files, "cuda", dtype)
+    assert engine.describe().capabilities.batch_invariant
+    seen: list[dict[tuple[int, int], torch.Tensor]] = []
+    for prompt_tokens, stride in ((None, 1), (1, 37), (7, 5), (16, 11), (50, 3)):
+        found: dict[tuple[int, int], torch.Tensor] = {}
+        engine.on_logits = lambda rows, logits, kept=found: kept.update(
+            {
+                (row.lane, row.output_index): line.clone()
+                for row, line in zip(rows, logits, strict=True)
+            }
+        )
+        driver = Driver(engine, blocks=[(block * stride + 1) % 128 for block in range(128)])
+        driver.batch_invariant = True
+        opened = [
+            driver.open(prompt, 6, SamplingParams(seed=n)) for n, prompt in enumerate(prompts())
+        ]
+        driver.finish(steps=3, prompt_tokens=prompt_tokens)
+        for session in opened:
+            driver.close(session)
+        driver.tick()
+        seen.append(found)
+    for other in seen[1:]:
+        assert other.keys() == seen[0].keys()
+        assert all(torch.equal(line, other[at]) for at, line in seen[0].items())

@@ -61,7 +61,7 @@ class Batch:
         return self.starts[-1]
 
 
-def _fresh_tail(row: StepRow, blocks: Sequence[int], block_tokens: int) -> int | None:
+def fresh_tail(row: StepRow, blocks: Sequence[int], block_tokens: int) -> int | None:
     """Find the block that this row opens and leaves partly filled, if any."""
     end = row.position + len(row.inputs)
     tail = (end - 1) // block_tokens
@@ -86,9 +86,7 @@ def compose_batch(rows: Sequence[StepRow], tables: BlockTables, device: torch.de
         positions = torch.arange(starts[-1]) + shift
         owners = owners.repeat_interleave(sizes)
     block = tables.table[owners, positions // block_tokens]
-    fresh = (
-        _fresh_tail(row, own, block_tokens) for row, own in zip(rows, lane_blocks, strict=True)
-    )
+    fresh = (fresh_tail(row, own, block_tokens) for row, own in zip(rows, lane_blocks, strict=True))
     return Batch(
         ids=torch.tensor(list(chain.from_iterable(row.inputs for row in rows))).to(device),
         positions=positions.to(device),

@@ -24,6 +24,7 @@ class EngineBounds:
     block_tokens: int
     window: int
     vocabulary: int
+    batch_invariant: bool = False
 
 
 def _outside(values: Sequence[int], below: int) -> bool:
@@ -80,7 +81,7 @@ def plan_flaw(
     plan: TickPlan, bounds: EngineBounds, held: Iterable[int], parked: dict[int, int]
 ) -> str | None:
     """Why nothing of this plan may run; None when it may. `parked` maps tickets to their block counts."""
-    if plan.batch_invariant:
+    if plan.batch_invariant and not bounds.batch_invariant:
         return "batch invariance is not offered"
     flaw = _lanes_flaw(plan, bounds, held) or _block_flaw(plan, bounds) or _park_flaw(plan, parked)
     if flaw is not None:

@@ -70,9 +70,16 @@ class Machine:
         return int(free)
 
     def threads(self) -> int:
-        """CPUs that this process may run on, at most what torch itself would take."""
-        allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1 << 16
-        return max(1, min(allowed, torch.get_num_threads()))
+        """Physical cores that this process may run on; a control group's quota and torch's own bound count."""
+        bounds = [torch.get_num_threads()]
+        if hasattr(os, "sched_getaffinity"):
+            topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+            cpus = os.sched_getaffinity(0)
+            bounds.append(len({"".join(_lines(topology.format(cpu))) or cpu for cpu in cpus}))
+        quota = "".join(_lines("/sys/fs/cgroup/cpu.max")).split()
+        if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit():
+            bounds.append(int(quota[0]) // max(1, int(quota[1])))
+        return max(1, min(bounds))
 
 
 def _lines(path: str) -> list[str]:

@@ -50,7 +50,10 @@ class Driven:
 
 
 class Driver:
-    """Opens sessions on an engine and ticks until they are done. `blocks` is the order in which blocks are given out."""
+    """Opens sessions on an engine and ticks until they are done. `blocks` is the order in which blocks are given out.
+
+    While `batch_invariant` is set, ticks are planned as such.
+    """
 
     def __init__(self, engine: Engine, blocks: Iterable[int] | None = None) -> None:
         self.engine = engine
@@ -62,6 +65,7 @@ class Driver:
         self._frees: list[int] = []
         self._ticks = 0
         self._opened = 0
+        self.batch_invariant = False
 
     def open(
         self,
@@ -120,6 +124,7 @@ class Driver:
             step_tokens=step_tokens or self.info.step_tokens,
             starts=starts,
             frees=frees,
+            batch_invariant=self.batch_invariant,
         )
 
     def tick(

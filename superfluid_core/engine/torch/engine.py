@@ -2,7 +2,8 @@
 
 Owns the order of a tick (moves of KV, frees, starts, then the steps) and the report of every step; which tokens, lanes and blocks
 is the plan's. One lane's trouble (non-finite logits, nothing left to draw, a request that this engine cannot run) ends that lane; a plan
-that does not fit is refused untouched; anything else is an EngineError and the end of the process.
+that does not fit is refused untouched; anything else is an EngineError and the end of the process. Batch-invariant plans go
+another way through the same decoder (invariant.py), and draw lane by lane.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from superfluid_core.engine.torch.device import (
     choose_device,
     choose_dtype,
 )
-from superfluid_core.engine.torch.kvcache import KvPool, KvShape
+from superfluid_core.engine.torch.invariant import InvariantForward
+from superfluid_core.engine.torch.kvcache import KvPool, KvShape, copy_rate
 from superfluid_core.engine.torch.models import Decoder
 from superfluid_core.engine.torch.sampler import NOT_FINITE, Sampled, Sampler
 from superfluid_core.engine.torch.weights import Checkpoint, load_weights
 from superfluid_core.errors import ConfigError, EngineError, ErrorCode
 from superfluid_core.modelfiles.config import ModelConfig
 from superfluid_core.scheduler.plan import LaneFault, StepDone, TickDone, TickOutcome, TickPlan
-from superfluid_core.session import Determinism
+from superfluid_core.session import Determinism, TokenLogprobs
 
 CODE_VERSION = "1"  # changes whenever the same weights would give other numbers
 STEP_TOKENS = {"cpu": 512, "cuda": 2048}
@@ -66,6 +68,14 @@ class KvPlace(NamedTuple):
     dtype: torch.dtype
 
 
+class Paths(NamedTuple):
+    """What computes a step: the decoder with its attention, or tile by tile where that was proven to hold."""
+
+    decoder: Decoder
+    attention: AttentionBackend
+    invariant: InvariantForward | None
+
+
 @dataclass(slots=True)
 class _Tick:
     """The plan in flight."""
@@ -83,21 +93,24 @@ class TorchEngine:
     def __init__(
         self,
         info: EngineInfo,
-        decoder: Decoder,
+        paths: Paths,
         pool: KvPool,
-        attention: AttentionBackend,
         threads: int,
         clock: Clock,
     ) -> None:
         self._info = info
-        self._decoder = decoder
+        self._paths = paths
         self._pool = pool
-        self._attention = attention
         self._threads = threads
         self._clock = clock
         self._sampler = Sampler(info.lanes, info.vocabulary, pool.device)
         self._bounds = EngineBounds(
-            info.lanes, info.blocks, info.block_tokens, info.window, info.vocabulary
+            lanes=info.lanes,
+            blocks=info.blocks,
+            block_tokens=info.block_tokens,
+            window=info.window,
+            vocabulary=info.vocabulary,
+            batch_invariant=paths.invariant is not None,
         )
         self._is_closed = False
         self.on_logits: OnLogits | None = None
@@ -133,7 +146,8 @@ class TorchEngine:
     def forward_only(self, plan: TickPlan) -> Tensor:
         """Logits of the first step of a plan, nothing sampled: for benches and tests. Writes the KV that it names."""
         tables = BlockTables(plan.lanes, self._info.block_tokens)
-        return self._forward(StepComposer(plan).next_step(), tables)
+        rows = StepComposer(plan).next_step()
+        return self._forward(rows, tables, is_invariant=plan.batch_invariant)
 
     # --- a tick
 
@@ -178,17 +192,16 @@ class TorchEngine:
 
     def _step(self, tick: _Tick, rows: list[StepRow]) -> StepDone:
         began_ns = self._clock.now_ns()
-        logits = self._forward(rows, tick.tables)
+        is_invariant = tick.plan.batch_invariant
+        logits = self._forward(rows, tick.tables, is_invariant=is_invariant)
         sampling = [row for row in rows if row.samples]
         sampled = Sampled([], None)
         if sampling:
             if self.on_logits is not None:
                 self.on_logits(sampling, logits)
-            sampled = self._sampler.sample(
-                logits, [row.lane for row in sampling], [row.output_index for row in sampling]
-            )
-        elif self._pool.device.type == "cuda":
-            torch.cuda.synchronize(self._pool.device)
+            sampled = self._sample(sampling, logits, at_once=1 if is_invariant else len(sampling))
+        else:
+            self._pool.synchronize()
         faults = list(tick.faults) if tick.steps == 0 else []
         good: dict[int, int] = {}
         kept = []
@@ -213,10 +226,28 @@ class TorchEngine:
             faults=tuple(faults),
         )
 
-    def _forward(self, rows: list[StepRow], tables: BlockTables) -> Tensor:
+    def _forward(self, rows: list[StepRow], tables: BlockTables, *, is_invariant: bool) -> Tensor:
+        if is_invariant:
+            assert self._paths.invariant is not None
+            return self._paths.invariant.forward(rows, tables)
         batch = compose_batch(rows, tables, self._pool.device)
         self._pool.clear(batch.fresh)
-        return self._decoder.forward(batch, self._attention)
+        return self._paths.decoder.forward(batch, self._paths.attention)
+
+    def _sample(self, rows: list[StepRow], logits: Tensor, at_once: int) -> Sampled:
+        """Draw for all rows, `at_once` of them in one shape of call."""
+        ids: list[int] = []
+        logprobs: list[TokenLogprobs | None] = []
+        for first in range(0, len(rows), at_once):
+            some = rows[first : first + at_once]
+            drawn = self._sampler.sample(
+                logits[first : first + at_once],
+                [row.lane for row in some],
+                [row.output_index for row in some],
+            )
+            ids += drawn.ids
+            logprobs += drawn.logprobs or [None] * len(some)
+        return Sampled(ids, logprobs if any(each is not None for each in logprobs) else None)
 
     def _drop_stopped(self, composer: StepComposer, good: dict[int, int]) -> None:
         """Lanes that drew a stop id decode no further; below the minimum a stop id cannot be drawn."""
@@ -256,6 +287,11 @@ def build_torch_engine(
         pool = _make_pool(config, options, window, KvPlace(device, dtype), machine)
     shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, config.sliding_window)
     attention = make_attention(options.attention, pool, shape)
+    clock = clock or SystemClock()
+    with torch.inference_mode():
+        invariant = InvariantForward(decoder, pool, shape)
+        is_invariant = invariant.holds()
+        host_copy_rate = copy_rate(pool, clock)
     kind = str(dtype).removeprefix("torch.")
     info = EngineInfo(
         weights_fingerprint=files.weights_fingerprint(),
@@ -270,10 +306,13 @@ def build_torch_engine(
         block_tokens=options.block_tokens,
         blocks=pool.shape.blocks,
         step_tokens=options.step_tokens or STEP_TOKENS[device.type],
-        determinism=Determinism.NONE,
-        capabilities=Capabilities(swap=True),
+        determinism=Determinism.BATCH_INVARIANT if is_invariant else Determinism.NONE,
+        capabilities=Capabilities(swap=True, batch_invariant=is_invariant),
+        kv_bytes_per_token=pool.shape.block_bytes // options.block_tokens,
+        host_copy_bytes_per_s=host_copy_rate,
     )
-    return TorchEngine(info, decoder, pool, attention, threads, clock or SystemClock())
+    paths = Paths(decoder, attention, invariant if is_invariant else None)
+    return TorchEngine(info, paths, pool, threads, clock)
 
 
 def _make_pool(

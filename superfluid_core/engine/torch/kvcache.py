@@ -19,7 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from superfluid_core.clock import SECOND, Clock
+from superfluid_core.limits import MIB
+
 ALIGN_BYTES = 64
+PROBE_BYTES = 16 * MIB
+PROBE_TICKET = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +95,15 @@ class KvPool:
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy blocks inside the pool; all sources are read before a target is written."""
         if sources:
-            taken = self._slab.index_select(2, self._index(sources))
-            self._slab.index_copy_(2, self._index(targets), taken)
+            self._slab.index_copy_(2, self._index(targets), self.copy_of(sources))
+
+    def copy_of(self, blocks: Sequence[int]) -> Tensor:
+        """Copy what lies in `blocks`, in order: [layers, 2, blocks, block_tokens, kv_heads, head_dim]."""
+        return self._slab.index_select(2, self._index(blocks))
 
     def park_out(self, ticket: int, blocks: Sequence[int]) -> None:
         """Keep a host copy of `blocks`, in order, under `ticket`."""
-        taken = self._slab.index_select(2, self._index(blocks))
+        taken = self.copy_of(blocks)
         if self.device.type == "cuda":
             host = torch.empty(taken.shape, dtype=taken.dtype, pin_memory=True)
             host.copy_(taken)
@@ -107,6 +115,11 @@ class KvPool:
         kept = self._parked.pop(ticket)[:, :, : len(blocks)]
         self._slab.index_copy_(2, self._index(blocks), kept.to(self.device))
 
+    def synchronize(self) -> None:
+        """Wait for what the device still has to do."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def park_drop(self, ticket: int) -> None:
         """Forget a host copy; a ticket that is already used up is no error."""
         self._parked.pop(ticket, None)
@@ -117,3 +130,17 @@ class KvPool:
 
     def _index(self, blocks: Sequence[int]) -> Tensor:
         return torch.tensor(blocks, dtype=torch.int64, device=self.device)
+
+
+def copy_rate(pool: KvPool, clock: Clock) -> float:
+    """Bytes a second between the pool and the host, there and back; leaves zeros in the blocks that it used."""
+    blocks = range(max(1, min(pool.shape.blocks, PROBE_BYTES // pool.shape.block_bytes)))
+    elapsed_ns = 0
+    for _ in range(2):  # the first round touches the memory for the first time
+        began_ns = clock.now_ns()
+        pool.park_out(PROBE_TICKET, blocks)
+        pool.park_in(PROBE_TICKET, blocks)
+        pool.synchronize()
+        elapsed_ns = clock.now_ns() - began_ns
+    pool.clear(blocks)
+    return 2 * len(blocks) * pool.shape.block_bytes * SECOND / max(1, elapsed_ns)

@@ -39,6 +39,13 @@ class Decoder:
 
     def forward(self, batch: Batch, attention: AttentionBackend) -> Tensor:
         """One step; float32 logits [sampled rows, vocabulary]. Mutates the KV slots that the batch names."""
+        x = self.run_layers(batch, attention)
+        if batch.sampled.shape[0] == 0:
+            return x.new_empty((0, self.config.vocabulary)).float()
+        return self.project(take_rows(x, batch.sampled)).float()
+
+    def run_layers(self, batch: Batch, attention: AttentionBackend) -> Tensor:
+        """Everything below the head, [tokens, hidden]. Mutates the KV slots that the batch names."""
         weights = self.weights
         attention.plan(batch)
         x = F.embedding(batch.ids, weights.embedding)
@@ -48,7 +55,9 @@ class Decoder:
         )
         for number, layer in enumerate(weights.layers):
             x = layer_forward(x, layer, self.config, turn, (attention, number))
-        if batch.sampled.shape[0] == 0:
-            return x.new_empty((0, self.config.vocabulary)).float()
-        rows = rms_norm(take_rows(x, batch.sampled), weights.final_norm, self.config.norm_eps)
-        return weights.head(rows).float()
+        return x
+
+    def project(self, x: Tensor) -> Tensor:
+        """Logits of rows that left the layers, in the dtype of the weights."""
+        rows = rms_norm(x, self.weights.final_norm, self.config.norm_eps)
+        return self.weights.head(rows)

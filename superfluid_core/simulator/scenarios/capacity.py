@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from superfluid_core.kv.blocks import PoolShape
 from superfluid_core.limits import SchedulerLimits
+from superfluid_core.scheduler.rules import Rules
+from superfluid_core.session import QosClass
 from superfluid_core.simulator.flags import Flags
 from superfluid_core.simulator.hardware import Gpu, Model, find_gpu, find_model, transfer_ns
+from superfluid_core.simulator.records import RunResult
 from superfluid_core.simulator.scenario import Arrival, Case, Figure, Results, Scenario, figure
 from superfluid_core.simulator.scenarios.words import MS_NS, ms
 
@@ -33,7 +38,7 @@ def _wide(lanes: int, cost: str, pool: PoolShape) -> Flags:
 
 
 def _decode() -> tuple[Case, ...]:
-    """The step after the prompts reads contexts of exactly 4,096 tokens."""
+    """Let the step after the prompts read contexts of exactly 4,096 tokens."""
     pool = _pool(find_gpu("rtx4090"), find_model("8b-q4"))
     cost = "roofline(rtx4090, 8b-q4)"
     cases = [
@@ -82,23 +87,40 @@ DECODE = Scenario(
 # --- swap-or-recompute ----------------------------------------------------------------------------
 
 SWAPPED = 2_000
-LENGTHS = (8, 16, 32, 64, 128, 512, SWAPPED)
+LENGTHS = (8, 16, 32, 36, 38, 39, 40, 48, 64, 512, SWAPPED)
 RIDERS = 8
+HOST_RATES = (315 * 10**8, 10**9)
+# when all riders decode
+_LATE_NS = 8_000 * MS_NS
 
 
 def _recompute_cases() -> tuple[Case, ...]:
-    """A context of n tokens is computed again, alone, and beside a decoding batch of 8."""
-    pool = _pool(find_gpu("rtx4090"), find_model("8b-q4"))
+    """Compute a context of n tokens again, alone, and beside a decoding batch of 8; then let `auto` choose."""
+    gpu, model = find_gpu("rtx4090"), find_model("8b-q4")
+    pool = _pool(gpu, model)
     flags = _wide(RIDERS + 1, "roofline(rtx4090, 8b-q4, 50)", pool)
     alone = Case(f"{SWAPPED} tokens alone", flags, (Arrival(0, SWAPPED, 1),))
     beside = [
         Case(f"{n} tokens", flags, (*_riders(), Arrival(_LATE_NS, n, 1, name="again")))
         for n in LENGTHS
     ]
-    return (alone, *beside)
+    return (alone, *beside, *(_auto(flags, rate) for rate in HOST_RATES))
 
 
-_LATE_NS = 8_000 * MS_NS
+def _auto(flags: Flags, rate: int) -> Case:
+    """Let a chat take the only lane from an agent with 2,000 tokens, whose KV may go to the host."""
+    pool = replace(
+        flags.pool, kv_bytes_per_token=find_model("8b-q4").kv_bytes, host_copy_bytes_per_s=rate
+    )
+    limits = replace(flags.limits, lanes=1)
+    chat = Arrival(1_000 * MS_NS, 10, 10, name="chat", qos=QosClass.INTERACTIVE)
+    agent = Arrival(0, SWAPPED, 400, name="agent")
+    rules = Rules(park=True)
+    return Case(
+        f"auto at {rate / 1e9:g} GB/s",
+        replace(flags, pool=pool, limits=limits, rules=rules),
+        (agent, chat),
+    )
 
 
 def _riders() -> tuple[Arrival, ...]:
@@ -122,7 +144,21 @@ def _swap_figures(results: Results) -> tuple[Figure, ...]:
         figures.append(
             figure(f"{length} tokens", f"{ms(swap_ns, 3)} against {ms(extra_ns, 3)}: {mode}")
         )
-    return (*figures, figure("swap pays from about", f"{shortest_swap} tokens"))
+    figures.append(figure("swap pays from", f"{shortest_swap} tokens"))
+    for rate, golden in zip(HOST_RATES, ("swap", "recompute"), strict=True):
+        label = f"auto at {rate / 1e9:g} GB/s"
+        figures.append(figure(f"{label} chooses", _mode(results[label]), golden))
+    token_ns = alone_ns / SWAPPED
+    text = f"{2 * model.kv_bytes / token_ns:.2f} GB/s"
+    return (*figures, figure("auto swaps above a host link of", text))
+
+
+def _mode(result: RunResult) -> str:
+    """Read what became of the one preempted session."""
+    stats = result.stats
+    assert stats is not None, "a run ends with its statistics"
+    assert stats.preemptions == 1, "the chat takes the lane, once"
+    return "swap" if stats.swapped_for_class else "recompute"
 
 
 def _swap_ns(gpu: Gpu, model: Model, tokens: int) -> int:
@@ -130,9 +166,11 @@ def _swap_ns(gpu: Gpu, model: Model, tokens: int) -> int:
 
 
 def _extra_ns(results: Results, length: int) -> int:
-    """What recomputing adds to the step that carries it: the step before it is the measure."""
+    """Tell what recomputing adds to the step that carries it, measured by the step before."""
     steps = results[f"{length} tokens"].steps
-    place = next(n for n, step in enumerate(steps) if any(name == "again" for name, _ in step.prompts))
+    place = next(
+        n for n, step in enumerate(steps) if any(name == "again" for name, _ in step.prompts)
+    )
     with_it, before = steps[place], steps[place - 1]
     return (with_it.end_ns - with_it.start_ns) - (before.end_ns - before.start_ns)
 

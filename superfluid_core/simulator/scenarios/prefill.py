@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from superfluid_core.limits import SchedulerLimits
+from superfluid_core.scheduler.rules import PrefillMode, Rules
 from superfluid_core.simulator.flags import Flags
 from superfluid_core.simulator.records import RunResult
 from superfluid_core.simulator.scenario import Arrival, Case, Figure, Results, Scenario, figure
@@ -14,6 +14,7 @@ from superfluid_core.simulator.scenarios.words import units
 UNIT_NS = 1_000
 PROMPT = 4_000
 STREAM = Flags(cost="stream(10, 50)", unit_ns=UNIT_NS)
+MONOLITHIC = Rules(prefill_mode=PrefillMode.MONOLITHIC)
 BUDGETS = (4004, 2048, 512, 256)
 
 
@@ -34,7 +35,7 @@ def _first_token(result: RunResult) -> str:
 
 
 def _worst_gap(result: RunResult) -> str:
-    """The longest pause that a decoder saw while the prompt was computed."""
+    """Find the longest pause that a decoder saw while the prompt was computed."""
     gaps = [step.end_ns - step.start_ns for step in result.steps if step.decoding and step.prompts]
     return units(result, max(gaps, default=0))
 
@@ -68,7 +69,7 @@ def _chunked(results: Results) -> tuple[Figure, ...]:
 INTERFERENCE = Scenario(
     "prefill-interference",
     "4 decoders, a 4,000-token prompt before step 4, the whole prompt in one step",
-    lambda: (Case("monolithic", _budget(PROMPT + 4), _arrivals()),),
+    lambda: (Case("monolithic", replace(STREAM, rules=MONOLITHIC), _arrivals()),),
     _interference,
     unit="units",
 )
@@ -80,4 +81,3 @@ CHUNKED = Scenario(
     unit="units",
 )
 SCENARIOS = (INTERFERENCE, CHUNKED)
-__all__ = ["SCENARIOS", "SchedulerLimits"]

@@ -30,7 +30,7 @@ JOBS = (
 
 
 def _job(name: str, at: int, length: int, unit_ns: int, qos: QosClass = QosClass.AGENT) -> Arrival:
-    """A job of `length` steps: its prompt is as long, so that `shortest` sees its length."""
+    """Make a job of `length` steps; its prompt is as long, so that `shortest` sees its length."""
     return Arrival(at * unit_ns, STEP * length, 1, name=name, qos=qos)
 
 

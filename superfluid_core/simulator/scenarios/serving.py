@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from superfluid_core.kv.blocks import PoolShape
 from superfluid_core.limits import SchedulerLimits
+from superfluid_core.scheduler.rules import PrefillMode, Rules
 from superfluid_core.session import QosClass
 from superfluid_core.simulator.flags import Flags
-from superfluid_core.simulator.records import RunResult
 from superfluid_core.simulator.scenario import Arrival, Case, Figure, Results, Scenario, figure
 from superfluid_core.simulator.scenarios.words import MS_NS, ms
 
@@ -61,7 +61,9 @@ BURST = 32
 
 
 def _burst() -> tuple[Case, ...]:
-    flags = Flags(limits=SchedulerLimits(lanes=BURST), pool=PoolShape(16, 12_000, 32_768), cost=COST)
+    flags = Flags(
+        limits=SchedulerLimits(lanes=BURST), pool=PoolShape(16, 12_000, 32_768), cost=COST
+    )
     total = PREFIX + OWN
     shared = tuple(Arrival(0, total, 20, prefix=1, prefix_tokens=PREFIX) for _ in range(BURST))
     distinct = tuple(Arrival(0, total, 20) for _ in range(BURST))
@@ -91,5 +93,46 @@ SHARED_PREFIX = Scenario(
     _burst_figures,
 )
 
-SCENARIOS = (CHAT_AMONG_AGENTS, SHARED_PREFIX)
-__all__ = ["SCENARIOS", "RunResult"]
+# --- oversized-prompts ----------------------------------------------------------------------------
+
+REQUESTS = 60
+# these five are larger than every step budget but the last
+OVERSIZED = (5, 17, 29, 41, 53)
+WHOLE_BUDGET = 512
+BUDGETS = (64, 256, 512, 2_048)
+
+
+def _oversized() -> tuple[Case, ...]:
+    arrivals = tuple(
+        Arrival(n * 10 * MS_NS, 1_500 if n in OVERSIZED else 100 + 5 * n, 20)
+        for n in range(REQUESTS)
+    )
+    whole = Flags(
+        limits=SchedulerLimits(step_tokens=WHOLE_BUDGET),
+        rules=Rules(prefill_mode=PrefillMode.MONOLITHIC, hold_oversized=True),
+        pool=POOL,
+        cost=COST,
+    )
+    cases = [Case(f"whole prompts, {WHOLE_BUDGET}", whole, arrivals)]
+    for budget in BUDGETS:
+        flags = Flags(limits=SchedulerLimits(step_tokens=budget), pool=POOL, cost=COST)
+        cases.append(Case(f"chunked, {budget}", flags, arrivals))
+    return tuple(cases)
+
+
+def _oversized_figures(results: Results) -> tuple[Figure, ...]:
+    return tuple(
+        figure(f"{label}: stranded", str(result.stranded), "0" if "chunked" in label else STRANDED)
+        for label, result in results.items()
+    )
+
+
+STRANDED = "55"
+OVERSIZED_PROMPTS = Scenario(
+    "oversized-prompts",
+    "60 requests, 5 of them with prompts larger than the step budget, whole and in chunks",
+    _oversized,
+    _oversized_figures,
+)
+
+SCENARIOS = (CHAT_AMONG_AGENTS, SHARED_PREFIX, OVERSIZED_PROMPTS)

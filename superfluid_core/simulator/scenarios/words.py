@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from superfluid_core.simulator.records import RunResult, StepRecord
+from superfluid_core.simulator.records import RunResult
 
 MS_NS = 1_000_000
 
@@ -34,13 +34,3 @@ def starts(result: RunResult) -> list[str]:
     """Names in the order in which they were first computed."""
     began = [(each.started_ns, each.arrival.name) for each in result.sessions]
     return [name for at_ns, name in sorted((at, n) for at, n in began if at is not None)]
-
-
-def composition(step: StepRecord) -> str:
-    """Write what a step carried, as in `A+1 C+7, B preempted`."""
-    parts = [f"{name}+1" for name in step.decoding]
-    parts += [f"{name}+{tokens}" for name, tokens in step.prompts]
-    words = [" ".join(parts)]
-    words += [f"{each.name} preempted" for each in step.preempted]
-    words += [f"{name} finished" for name in step.finished]
-    return ", ".join(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from superfluid_core.engine.torch import linear
+from superfluid_core.engine.torch import device, linear
 from superfluid_core.engine.torch.device import (
     Machine,
     PoolWish,
@@ -125,6 +126,33 @@ def test_a_small_host_gives_a_quarter_of_its_memory_and_an_empty_one_is_refused(
     assert choose_blocks(wish, CPU, Said(free=40_000)) == 10
     with pytest.raises(ConfigError, match="no room"):
         choose_blocks(wish, CPU, Said(free=3_000))
+
+
+@pytest.mark.parametrize(
+    ("quota", "siblings", "expected"),
+    [
+        ("", "{}", 4),
+        ("max 100000", "{}", 4),
+        ("250000 100000", "{}", 2),
+        ("50000 100000", "{}", 1),
+        ("900000 100000", "0-3", 1),
+        ("nonsense", "", 4),
+    ],
+)
+def test_threads_are_cores_within_affinity_quota_and_torch(
+    quota: str, siblings: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lines(path: str) -> list[str]:
+        if path.endswith("cpu.max"):
+            return quota.splitlines()
+        return siblings.format(path).splitlines()
+
+    monkeypatch.setattr(device, "_lines", lines)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 5, 7})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    assert Machine().threads() == expected
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert Machine().threads() == 1
 
 
 def test_this_machine_answers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -17,7 +18,7 @@ import pytest
 from superfluid_core.clock import SystemClock
 from superfluid_core.errors import InvalidRequestError, SuperfluidError
 from superfluid_core.limits import HttpLimits
-from superfluid_core.session import FinishReason, TokenLogprobs
+from superfluid_core.session import FinishReason, QosClass, TokenLogprobs
 from superfluid_head.access.keys import KeyRing
 from superfluid_head.api.inflight import Inflight
 from superfluid_head.api.state import Head
@@ -29,6 +30,7 @@ from superfluid_head.fleet.events import (
     ProgressEvent,
     TokensEvent,
 )
+from superfluid_head.fleet.pins import PinnedPrefix, PrefixPin
 from superfluid_head.metrics import HeadMetrics
 from superfluid_head.text.chat import ModelText, TextWorkers
 
@@ -86,7 +88,7 @@ class FakeGeneration:
         self.request = request
         self._events = self._play()
         self._stop_at: int | None = None
-        self.node = "n1"
+        self.node = self.last_node = "n1"
 
     async def __aenter__(self) -> FakeGeneration:
         self.fleet.running += 1
@@ -108,6 +110,9 @@ class FakeGeneration:
 
     async def __anext__(self) -> GenerationEvent:
         return await self._events.__anext__()
+
+    def set_class(self, qos: QosClass) -> None:
+        self.fleet.classes.append(qos)
 
     def stop(self, count: int) -> None:
         self._stop_at = count
@@ -162,6 +167,10 @@ class FakeFleet:
         self.script = Script()
         self.requests: list[GenerationRequest] = []
         self.stops: list[int] = []
+        self.classes: list[QosClass] = []
+        self.pins: list[PrefixPin] = []
+        self.unpinned: list[PinnedPrefix] = []
+        self.stats: dict[str, Any] = {"n1": {"scheduler": {"lanes": 4, "queued": {"agent": 2}}}}
         self.cancelled_ns: list[int] = []
         self.running = 0
         self.is_ready = True
@@ -180,6 +189,23 @@ class FakeFleet:
         self.requests.append(request)
         return FakeGeneration(self, request)
 
+    def waiting_by_class(self) -> Sequence[int]:
+        return (0, 1, 2, 3)
+
+    async def node_stats(self, name: str) -> bytes:
+        if name not in self.stats:
+            raise InvalidRequestError("no such node")
+        if isinstance(self.stats[name], SuperfluidError):
+            raise self.stats[name]
+        return json.dumps(self.stats[name]).encode()
+
+    async def pin_prefix(self, pin: PrefixPin) -> PinnedPrefix:
+        self.pins.append(pin)
+        return PinnedPrefix(pin.node, (b"n" * 16,), 16)
+
+    def unpin_prefix(self, pinned: PinnedPrefix) -> None:
+        self.unpinned.append(pinned)
+
     def models(self) -> Sequence[Any]:
         return self.served
 
@@ -192,7 +218,9 @@ class FakeFleet:
 class Bench:
     """A head under test."""
 
-    def __init__(self, keys: KeyRing | None = None, limits: HttpLimits | None = None) -> None:
+    def __init__(
+        self, keys: KeyRing | None = None, limits: HttpLimits | None = None, **parts: Any
+    ) -> None:
         self.tokenizer = FakeTokenizer()
         self.fleet = FakeFleet(self.tokenizer)
         self.fleet.say("Hello", " world")
@@ -216,6 +244,7 @@ class Bench:
             limits=self.limits,
             created_s=1_700_000_000,
             version="9.9",
+            **parts,
         )
         self.app = build_app(self.head, frozenset({8453}))
 

@@ -290,7 +290,7 @@ FAILURES = [
     (CapacityError("none", code=ErrorCode.NO_WORKER), 503, "1"),
     (CapacityError("busy", retry_after_ms=900_000), 503, "120"),
     (GenerationError("node 10.0.0.1 was lost"), 503, "1"),
-    (GenerationError("x", code=ErrorCode.DEADLINE_EXCEEDED), 504, "1"),
+    (GenerationError("x", code=ErrorCode.DEADLINE_EXCEEDED), 408, None),
     (GenerationError("x", code=ErrorCode.REQUEST_QUARANTINED, retryable=False), 500, None),
     (InvalidRequestError("bad", code=ErrorCode.INVALID_GRAMMAR), 400, None),
 ]

@@ -270,7 +270,7 @@ def test_the_deadline_ends_it_wherever_it_is() -> None:
     assert machine.on_event(t.Tick(), SECOND - 1) == []
     actions = machine.on_event(t.Tick(), SECOND)
     assert kinds(actions) == ["Leave", "Fail"]
-    assert actions[-1].code is ErrorCode.TIMEOUT
+    assert actions[-1].code is ErrorCode.DEADLINE_EXCEEDED
 
 
 def test_nothing_is_placed_for_an_output_of_nothing() -> None:

@@ -48,14 +48,14 @@ def test_one_too_many_is_refused_with_a_hint_and_moved_ones_are_not_counted() ->
     room = WaitingRoom(FleetLimits(queue_max=2))
     for session in (1, 2):
         room.enter(session, QosClass.AGENT, 0)
-        room.judge_room(session, 1.0)
+        room.judge_room(session, SECOND)
     room.enter(3, QosClass.AGENT, 0, is_move=True)
-    room.judge_room(3, 1.0)
+    room.judge_room(3, SECOND)
     room.enter(4, QosClass.AGENT, 0)
     with pytest.raises(CapacityError) as caught:
-        room.judge_room(4, 1.0)
+        room.judge_room(4, SECOND)
     assert caught.value.code is ErrorCode.QUEUE_FULL
-    assert caught.value.retry_after_ms == 3_000
+    assert caught.value.retry_after_ms == 2_000
     assert 4 not in room
     assert len(room) == 3
 

@@ -29,7 +29,8 @@ from superfluid_core.wire.messages import (
 )
 from superfluid_noded.build import Built
 from superfluid_noded.config import Surroundings, build_config, read_settings
-from superfluid_noded.server import Node
+from superfluid_noded.node import Node
+from superfluid_noded.recording import RecordFile
 
 KEYS = keys_from_secrets((b"k" * 32,))
 TEXTS = NumberedTexts(1024)
@@ -149,6 +150,7 @@ async def serving(
     *,
     files: dict[str, bytes] | None = None,
     flags: dict[str, Any] | None = None,
+    fim: dict[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[NodeRig]:
     clock = JumpClock()
@@ -157,11 +159,20 @@ async def serving(
     given = {"model": "m", "engine": "mock", "identity": "node-1"} | (flags or {})
     config = build_config(read_settings(given, None), Surroundings(None, None, None, None))
     built = Built(engine, engine.describe(), files or {})
-    node = Node(config, ("m", "alias"), built, KEYS, clock)
+    models: list[tuple[tuple[str, ...], Built]] = [(("m", "alias"), built)]
+    if fim is not None:
+        second = SimEngine(TEXTS, SimOptions(**fim), clock, pause=ThreadPause())
+        models.append((("fim",), Built(second, second.describe(), {})))
+    record = (
+        None
+        if config.record is None
+        else RecordFile(config.record, has_content=config.record_content)
+    )
+    node = Node(config, models, KEYS, clock, record)
     ((_, port),) = await node.listener.start("127.0.0.1", 0)
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(node.loop.run()),
+            *(group.create_task(loop.run()) for loop in node.loops),
             group.create_task(node.service.tell_status()),
             group.create_task(node.service.keep_time()),
         ]
@@ -174,6 +185,8 @@ async def serving(
             await asyncio.wait({listener, *rig.readers})
             for task in tasks:
                 task.cancel()
+    if record is not None:
+        record.close()
 
 
 def check(body: Callable[[NodeRig], Awaitable[None]], script: str = "", **options: Any) -> None:
@@ -185,7 +198,8 @@ def check(body: Callable[[NodeRig], Awaitable[None]], script: str = "", **option
             node = rig.node
         assert not node.agent.roster.live
         assert not node.agent.roster.heads
-        assert node.scheduler.sessions() == []
-        assert node.scheduler.stats().blocks_used == 0
+        for model in node.servings:
+            assert model.scheduler.sessions() == []
+            assert model.scheduler.stats().blocks_used == 0
 
     asyncio.run(main())

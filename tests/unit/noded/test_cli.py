@@ -284,10 +284,10 @@ def test_a_broken_engine_is_status_1_and_one_line(
 def test_an_engine_that_cannot_be_made_is_status_3(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build_engine(*_: object) -> None:
+    def build_engines(*_: object) -> None:
         raise EngineError("no usable device")
 
-    monkeypatch.setattr(server, "build_engine", build_engine)
+    monkeypatch.setattr(server, "build_engines", build_engines)
     done = here(*MOCK, *LOOPBACK)
     assert done.returncode == 3
     assert "no usable device" in done.stderr

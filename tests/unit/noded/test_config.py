@@ -16,9 +16,9 @@ from superfluid_noded.config import (
     build_config,
     default_identity,
     parse_rates,
-    parse_size,
     read_settings,
 )
+from superfluid_noded.scheduling import parse_size
 
 AROUND = Surroundings(None, None, None, "hf_secret")
 
@@ -47,8 +47,8 @@ def test_flag_beats_environment_beats_file_beats_default(
     assert settings["listen"] == (("127.0.0.1:1",), "toml")
     assert settings["threads"] == (None, "default")
     built = build_config(settings, AROUND)
-    assert built.scheduler.lanes == 4
-    assert built.scheduler.queue_max == 9
+    assert built.scheduling.limits.lanes == 4
+    assert built.scheduling.limits.queue_max == 9
 
 
 def test_defaults_are_those_of_the_documents() -> None:

@@ -36,7 +36,8 @@ NONE = Capabilities(penalties=False, logit_bias=False, logprobs=False)
 
 
 def judge(info: EngineInfo = INFO, **fields: Any) -> SessionSpec | Denial:
-    return judge_open(replace(OPEN, **fields), frozenset({"m"}), info, SessionKey("h", 1), 5)
+    known = info if fields.get("model", "m") == "m" else None
+    return judge_open(replace(OPEN, **fields), known, SessionKey("h", 1), 5)
 
 
 def accepted(**fields: Any) -> SessionSpec:

@@ -12,7 +12,7 @@ from superfluid_core.limits import SchedulerLimits
 from superfluid_core.scheduler.plan import StepDone, TickDone, TickOutcome, TickPlan
 from superfluid_core.scheduler.scheduler import PoolShape, Scheduler
 from superfluid_core.session import QosClass
-from superfluid_noded.metrics import OTHER_TENANTS, TENANTS_MAX, NodeMetrics, figures
+from superfluid_noded.metrics import OTHER_TENANTS, TENANTS_MAX, NodeMetrics
 from superfluid_noded.web import build_app
 
 NAMES = (
@@ -31,6 +31,7 @@ NAMES = (
     "superfluid_prefix_hit_tokens_total",
     "superfluid_prefix_miss_tokens_total",
     "superfluid_prefix_evicted_blocks_total",
+    "superfluid_park_bytes",
     "superfluid_ttft_seconds",
     "superfluid_itl_seconds",
     "superfluid_queue_wait_seconds",
@@ -45,7 +46,7 @@ def scheduler() -> Scheduler:
 
 @pytest.fixture
 def metrics() -> NodeMetrics:
-    return NodeMetrics(scheduler().stats, {"model": "m"}, 16)
+    return NodeMetrics(scheduler().stats, {"model": "m"})
 
 
 def test_the_documented_names_are_all_there(metrics: NodeMetrics) -> None:
@@ -75,7 +76,7 @@ def test_tenants_beyond_the_bound_are_counted_together(metrics: NodeMetrics) -> 
 
 
 def test_the_figures_are_json_with_named_columns() -> None:
-    found = figures(scheduler().stats(), {"model": "m"})
+    found = NodeMetrics(scheduler().stats, {"model": "m"}).figures({"model": "m"})
     assert found["scheduler"]["queued"] == {
         "interactive": 0,
         "completion": 0,

@@ -6,6 +6,7 @@ rig ticks on, and every session must have ended (liveness), with the output of a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from hypothesis import strategies as st
@@ -34,7 +35,15 @@ from superfluid_core.scheduler.plan import (
     Submit,
     TickOutcome,
 )
-from superfluid_core.scheduler.rules import QueueOrder, Reserve, Rules, Victim
+from superfluid_core.scheduler.rules import (
+    Batching,
+    PreemptMode,
+    PrefillMode,
+    QueueOrder,
+    Reserve,
+    Rules,
+    Victim,
+)
 from superfluid_core.scheduler.scheduler import PoolShape
 from superfluid_core.session import QosClass, SessionKey, SessionSpec
 from tests.unit.scheduler.rig import MS, Rig, key, sampling
@@ -45,8 +54,13 @@ _TEXTS = (
     tuple(place % 5 for place in range(60)),
     tuple(place % 7 for place in range(9)) + tuple(place % 3 for place in range(60)),
 )
+_MODES = [PrefillMode.CHUNKED, PrefillMode.MONOLITHIC, PrefillMode.ALTERNATING]
+# one position of KV is a byte, and a block has four
+_BLOCK_BYTES = 4
 _RULES = st.builds(
     Rules,
+    batching=st.sampled_from([Batching.CONTINUOUS] * 4 + [Batching.STATIC]),
+    prefill_mode=st.sampled_from(_MODES),
     queue_order=st.sampled_from(QueueOrder),
     class_lanes=st.sampled_from([{}, {QosClass.BACKGROUND: 1}]),
     tenant_lanes=st.sampled_from([0, 0, 1]),
@@ -75,7 +89,7 @@ _ORDERS = st.builds(
     st.sampled_from(_TEXTS),
     st.integers(1, 44),
     st.sampled_from([0, 0, 0, 2, 6]),
-    st.integers(1, 14),
+    st.integers(1, 24),
     st.sampled_from([0, 3]),
     st.sampled_from(QosClass),
     st.sampled_from(["a", "b"]),
@@ -95,9 +109,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.sampled_from([4, 16, 64]),
         watermark=st.sampled_from([0, 10]),
         rules=_RULES,
+        park=st.sampled_from([0, 4, 16, 60]),
+        mode=st.sampled_from([PreemptMode.SWAP, *PreemptMode]),
     )
     def begin(
-        self, lanes: int, blocks: int, step: int, budget: int, watermark: int, rules: Rules
+        self,
+        lanes: int,
+        blocks: int,
+        step: int,
+        budget: int,
+        watermark: int,
+        rules: Rules,
+        park: int,
+        mode: PreemptMode,
     ) -> None:
         limits = SchedulerLimits(
             lanes=lanes,
@@ -108,7 +132,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             tick_target_ms=60,
             starvation_ticks=4,
         )
-        self.rig = Rig(limits, PoolShape(block_tokens=4, blocks=blocks, window=40), rules)
+        shape = PoolShape(4, blocks, 40, kv_bytes_per_token=1, host_copy_bytes_per_s=1e9)
+        if park:
+            rules = replace(rules, park=True, park_bytes=park * _BLOCK_BYTES, preempt_mode=mode)
+        self.rig = Rig(limits, shape, rules)
         self.number = 0
         self.refusals = 0
 
@@ -139,6 +166,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def cancel(self, of: SessionKey) -> None:
         self._give(Cancel(of))
 
+    @rule(pick=st.integers(0, 20))
+    def cancel_live(self, pick: int) -> None:
+        """Of those that wait or run, parked ones among them."""
+        live = list(self.rig.state.sessions)
+        if live:
+            self._give(Cancel(live[pick % len(live)]))
+
     @rule(of=sessions, qos=st.sampled_from(QosClass))
     def set_qos(self, of: SessionKey, qos: QosClass) -> None:
         self._give(SetQos(of, qos))
@@ -148,12 +182,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self._step()
 
+    @rule(count=st.integers(6, 20))
+    def many_steps(self, count: int) -> None:
+        self.steps(count)
+
+    @rule(target=sessions, order=_ORDERS)
+    def chat(self, order: _Order) -> SessionKey:
+        """Somebody urgent comes while others decode: what preemption by class needs."""
+        self.many_steps(6)
+        urgent = order._replace(qos=QosClass.INTERACTIVE, option="", max_output=2, min_output=0)
+        spec = self._spec(urgent)
+        self._give(Submit(spec))
+        return spec.key
+
     @rule(
         pick=st.integers(0, 3), code=st.sampled_from([ErrorCode.LANE_FAULT, ErrorCode.NAN_LOGITS])
     )
     def fault(self, pick: int, code: ErrorCode) -> None:
         plan = self.rig.engine.plan
-        if plan is not None:
+        if plan is not None and plan.lanes:
             lane = plan.lanes[pick % len(plan.lanes)].lane
             self._step(LaneFault(lane, code, "planted"))
 
@@ -169,15 +216,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.refusals += 1
             self.rig.end(TickOutcome.REFUSED)
 
-    @rule(level=st.sampled_from(PressureLevel))
-    def pressure(self, level: PressureLevel) -> None:
-        self._give(Pressure(level))
+    @rule(level=st.sampled_from(PressureLevel), draw=st.integers(0, 4))
+    def pressure(self, level: PressureLevel, draw: int) -> None:
+        """Rare, for it closes the host's store for a minute."""
+        if draw == 0:
+            self._give(Pressure(level))
 
-    @rule(wait=st.sampled_from([1, 50, 1000]))
+    @rule(wait=st.sampled_from([1, 50, 1000, 60_000]))
     def wait(self, wait: int) -> None:
         self.rig.now_ns += wait * MS
 
-    @rule(draw=st.integers(0, 9))
+    @rule(draw=st.integers(0, 39))
     def drain(self, draw: int) -> None:
         if draw == 0:
             self._give(Drain())
@@ -201,6 +250,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert set(rig.emitted) == set(rig.finished), "an accepted session never ended"
         assert not set(rig.rejected) & set(rig.finished)
         assert rig.scheduler.stats().blocks_used == 0
+        assert rig.scheduler.stats().parked_sessions == 0
+        # a short host takes its memory back, although nobody has work
+        rig.give(Pressure(PressureLevel.WARNING))
+        rig.run()
+        assert not rig.engine.host, "tickets leaked"
         rig.expect_oracle()
 
     def _give(self, *inputs: Input) -> None:
@@ -217,7 +271,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _judge_idle_lanes(self) -> None:
         state = self.rig.state
-        if not state.lanes.free:
+        if not state.lanes.free or not state.admits:
             return
         if not state.rules.admit_after_preempt and state.preempted_tick == state.tick:
             return

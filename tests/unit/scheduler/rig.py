@@ -90,6 +90,10 @@ class FakeEngine:
     def __init__(self, shape: PoolShape) -> None:
         self.shape = shape
         self.kv: dict[tuple[int, int], int] = {}
+        # by ticket, per block the tokens of its places
+        self.host: dict[int, list[list[int | None]]] = {}
+        self.host_blocks_max = 0
+        self.has_moved = True
         self.rows: dict[int, LaneStart] = {}
         self.outputs: dict[int, int] = {}
         self.plan: TickPlan | None = None
@@ -102,11 +106,37 @@ class FakeEngine:
         self.plan = plan
         self.composer = None
         self.steps = 0
+        self.has_moved = False
         assert len({lane.lane for lane in plan.lanes}) == len(plan.lanes)
 
+    def move(self) -> None:
+        """Drops, outs and ins, once, in this order."""
+        plan = self.plan
+        assert plan is not None
+        if self.has_moved:
+            return
+        self.has_moved = True
+        places = range(self.shape.block_tokens)
+        for ticket in plan.park_drop:
+            del self.host[ticket]
+        for out in plan.park_out:
+            assert out.ticket not in self.host, "a ticket twice"
+            self.host[out.ticket] = [
+                [self.kv.get((block, place)) for place in places] for block in out.blocks
+            ]
+            assert sum(map(len, self.host.values())) <= self.host_blocks_max, "too much in the host"
+        for back in plan.park_in:
+            kept = self.host.pop(back.ticket)
+            for block, tokens in zip(back.blocks, kept[: len(back.blocks)], strict=True):
+                for place, token in enumerate(tokens):
+                    self.kv.pop((block, place), None)
+                    if token is not None:
+                        self.kv[block, place] = token
+
     def begin(self) -> StepComposer:
-        """Frees and starts, once, before the first step."""
+        """Moves, frees and starts, once, before the first step."""
         assert self.plan is not None
+        self.move()
         if self.composer is None:
             for lane in self.plan.frees:
                 self.rows.pop(lane, None)
@@ -190,6 +220,7 @@ class Rig:
         )
         self.state = self.scheduler._state
         self.engine = FakeEngine(self.shape)
+        self.engine.host_blocks_max = self.state.accounts.park.blocks_max
         self.now_ns = 1_000 * MS
         self.specs: dict[SessionKey, SessionSpec] = {}
         self.emitted: dict[SessionKey, list[int]] = {}
@@ -234,6 +265,8 @@ class Rig:
     def end(self, outcome: TickOutcome = TickOutcome.COMPLETE) -> list[Effect]:
         plan = self.engine.plan
         assert plan is not None
+        if outcome is not TickOutcome.REFUSED:
+            self.engine.move()
         self.engine.plan = None
         return self.give(TickDone(plan.tick, outcome, self.engine.steps, 0))
 
@@ -365,10 +398,33 @@ def check(rig: Rig) -> None:
     for block in range(pool.total):
         assert pool.references(block) == held.get(block, 0), "reference counts do not balance"
     assert pool.free + accounts.cache.idle + len(held) == pool.total, "blocks leaked"
+    check_park(rig)
     assert queues.tokens == sum(len(each.context) for each in queued)
     for qos in QosClass:
         assert queues.depth(qos) == sum(1 for each in queued if each.qos is qos)
         assert lanes.of_class(qos) == sum(1 for each in active if each.qos is qos)
+
+
+def check_park(rig: Rig) -> None:
+    """No ticket leaks, no byte too many, and the engine's host holds what the accounts say."""
+    state = rig.state
+    park = state.accounts.park
+    parked = {each.parked.ticket for each in state.queues if each.parked is not None}
+    assert parked == set(park._sessions), "a ticket without its session, or the other way"
+    assert not any(each.parked for each in state.lanes), "an active session is parked"
+    prefixes = {each.ticket for each in park._prefixes.values()}
+    assert park.blocks == sum(park._sessions.values()) + len(prefixes) + sum(
+        park._leaving.values()
+    )
+    assert 0 <= park.blocks <= park.blocks_max, "the host's memory is overbooked"
+    coming = set(park._ins) | {ticket for ticket, _ in park._flight.ins}
+    assert set(park._leaving) == coming, "a ticket left and never comes in"
+    for session in state.lanes:
+        assert set(session.imports) <= coming
+    if state.flight is None:
+        expected = parked | prefixes | set(park._ins)
+        assert set(rig.engine.host) == (expected - set(park._outs)) | set(park._drops)
+        assert set(park._outs) <= expected, "what nobody wants is moved out"
 
 
 def sampling(seed: int) -> SamplingParams:

@@ -9,8 +9,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from superfluid_core.kv.blocks import BlockPool
+from superfluid_core.kv.park import ParkStore
 from superfluid_core.kv.prefix import PrefixCache
 from superfluid_core.scheduler import admission, growth, planner
+from superfluid_core.scheduler import state as state_module
 from superfluid_core.scheduler.accounts import Accounts
 from superfluid_core.scheduler.lanes import Lanes
 from superfluid_core.scheduler.planner import _Share
@@ -155,6 +157,37 @@ def an_eviction_takes_a_held_block(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "allocate", allocate)
 
 
+def a_ticket_outlives_its_session(patch: pytest.MonkeyPatch) -> None:
+    def give_up(accounts: Accounts, session: Session) -> None:
+        session.parked = None
+
+    patch.setattr(state_module, "give_up", give_up)
+
+
+def restored_blocks_come_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
+    original = ParkStore.restore
+    patch.setattr(
+        ParkStore, "restore", lambda self, ticket, blocks: original(self, ticket, blocks[::-1])
+    )
+
+
+def the_host_is_never_full(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ParkStore, "_make_room", lambda self, blocks: True)
+
+
+def the_moves_of_a_refused_plan_are_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ParkStore, "refuse", lambda self, wanted: self.landed())
+
+
+def a_prefix_is_brought_in_twice(patch: pytest.MonkeyPatch) -> None:
+    def take_prefix(self: ParkStore, name: bytes) -> int:
+        ticket = self._prefixes[name].ticket
+        self._leaving[ticket] = 1
+        return ticket
+
+    patch.setattr(ParkStore, "take_prefix", take_prefix)
+
+
 PLANTS: list[Plant] = [
     a_block_is_published_before_it_is_full,
     reuse_covers_the_whole_context,
@@ -170,6 +203,11 @@ PLANTS: list[Plant] = [
     a_cancelled_session_stays_queued,
     grants_ignore_the_maximum,
     an_eviction_takes_a_held_block,
+    a_ticket_outlives_its_session,
+    restored_blocks_come_in_the_wrong_order,
+    the_host_is_never_full,
+    the_moves_of_a_refused_plan_are_lost,
+    a_prefix_is_brought_in_twice,
 ]
 
 

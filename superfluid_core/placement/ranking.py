@@ -1,0 +1,264 @@
+"""What has been computed of a fleet's nodes so far, kept true by looking again only at those that changed.
+
+A card is one node's offer of one model: its figures, whether it can take an ordinary request, and how full its pool is.
+Cards of one model with equal window and weights form a lot; those that can take something lie on the lot's shelves,
+by the room that they have and by whether their pool is nearly full. `policies.py` asks the shelves, never all nodes.
+
+Nodes that have measured nothing are judged by the mean of those that have. That mean is taken anew when an eighth of
+the fleet has reported other rates, so that one node without rates does not cost a look at all others per report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from superfluid_core.placement.estimate import (
+    PREFILL_RATE_UNKNOWN,
+    Curve,
+    Figures,
+    FleetRates,
+    figures,
+)
+from superfluid_core.placement.shelves import Entry, SecondsShelf, SessionsShelf, Shelf, TurnShelf
+from superfluid_core.placement.view import (
+    Fit,
+    FleetView,
+    NodeView,
+    Offer,
+    PlacementLimits,
+    Room,
+    room_of,
+    standing_of,
+)
+
+RATES_STALE_SHARE = 8
+
+
+class Policy(StrEnum):
+    """How capable nodes are ranked."""
+
+    LOAD_AWARE = "load-aware"
+    LEAST_LOADED = "least-loaded"
+    ROUND_ROBIN = "round-robin"
+
+
+SHELF: dict[Policy, type[SecondsShelf] | type[SessionsShelf] | type[TurnShelf]] = {
+    Policy.LOAD_AWARE: SecondsShelf,
+    Policy.LEAST_LOADED: SessionsShelf,
+    Policy.ROUND_ROBIN: TurnShelf,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Card:
+    """One node's offer of one model. `fit` is the verdict on an ordinary request; `shelf` holds `entry`, if any does."""
+
+    node: NodeView
+    model: str
+    offer: Offer
+    entry: Entry
+    fit: Fit
+    lot: Lot
+    is_high: bool = False
+    shelf: Shelf | None = None
+
+    @property
+    def figures(self) -> Figures:
+        return self.entry.figures
+
+
+class Lot:
+    """Cards with equal window and weights."""
+
+    __slots__ = ("counts", "shelves", "weights", "window")
+
+    def __init__(self, offer: Offer, policy: Policy) -> None:
+        self.window = offer.window
+        self.weights = offer.weights
+        self.counts = dict.fromkeys(Fit, 0)
+        make = SHELF[policy]
+        self.shelves: dict[tuple[Room, bool], Shelf] = {
+            (room, is_high): make()
+            for room in (Room.OPEN, Room.INTERACTIVE)
+            for is_high in (False, True)
+        }
+
+    @property
+    def is_passing(self) -> bool:
+        return any(count and fit.is_passing for fit, count in self.counts.items())
+
+
+@dataclass(slots=True)
+class ModelCards:
+    """All cards of one model, by node."""
+
+    cards: dict[str, Card] = field(default_factory=dict)
+    lots: dict[tuple[int, str], Lot] = field(default_factory=dict)
+
+    def in_order(self) -> list[Card]:
+        return sorted(self.cards.values(), key=lambda card: card.entry.position)
+
+
+@dataclass(slots=True)
+class _Known:
+    """What was last seen of a node."""
+
+    node: NodeView
+    offers: Mapping[str, Offer]
+    curve: Curve
+    prefill_rate: float
+    cards: list[Card] = field(default_factory=list)
+
+    @property
+    def is_measured(self) -> bool:
+        return self.prefill_rate > 0.0 and self.curve.is_known
+
+
+class Ranking:
+    """Belongs to one view, under one policy and one set of limits."""
+
+    def __init__(self, view: FleetView, policy: Policy, limits: PlacementLimits) -> None:
+        self.models: dict[str, ModelCards] = {}
+        self.policy = policy
+        self.limits = limits
+        self.order = list(view.nodes)
+        self._view = view
+        self._known = {
+            node.name: _Known(node, {}, Curve(node.load.decode_rates), node.load.prefill_rate)
+            for node in view.nodes.values()
+        }
+        self._unmeasured = {n: None for n, known in self._known.items() if not known.is_measured}
+        self._busy: dict[str, None] = {}
+        self._rates = self._mean_rates()
+        self._news = 0
+        self._now_ns = 0
+        view.changed.clear()
+        for name in self.order:
+            view.changed[name] = None
+
+    @property
+    def rates(self) -> FleetRates:
+        return self._rates
+
+    def refresh(self, now_ns: int) -> None:
+        """Look again at what changed, and at who is no longer busy."""
+        self._now_ns = now_ns
+        changed = self._view.changed
+        if self._busy:
+            for name in self._busy:
+                if self._known[name].node.busy_until_ns <= now_ns:
+                    changed[name] = None
+        if not changed:
+            return
+        for name in changed:
+            self._note_rates(self._known[name])
+        if self._news and self._unmeasured:
+            stale = max(1, len(self.order) // RATES_STALE_SHARE)
+            if self._news >= stale:
+                self._news = 0
+                self._rates = self._mean_rates()
+                changed.update(self._unmeasured)
+        for name in changed:
+            self._look(self._known[name])
+        changed.clear()
+
+    def card(self, model: str, name: str) -> Card | None:
+        found = self.models.get(model)
+        return None if found is None else found.cards.get(name)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def _note_rates(self, known: _Known) -> None:
+        load = known.node.load
+        if load.decode_rates != known.curve.rates:
+            known.curve = Curve(load.decode_rates)
+            self._news += 1
+        if load.prefill_rate != known.prefill_rate:
+            known.prefill_rate = load.prefill_rate
+            self._news += 1
+        if known.is_measured:
+            self._unmeasured.pop(known.node.name, None)
+        else:
+            self._unmeasured[known.node.name] = None
+
+    def _mean_rates(self) -> FleetRates:
+        prefill = [k.prefill_rate for k in self._known.values() if k.prefill_rate > 0.0]
+        curves = [known.curve for known in self._known.values() if known.curve.is_known]
+        return FleetRates(sum(prefill) / len(prefill) if prefill else PREFILL_RATE_UNKNOWN, curves)
+
+    def _look(self, known: _Known) -> None:
+        node = known.node
+        if node.offers is not known.offers:
+            self._deal(known)
+        is_busy = node.busy_until_ns > self._now_ns
+        if is_busy:
+            self._busy[node.name] = None
+        else:
+            self._busy.pop(node.name, None)
+        for card in known.cards:
+            self._judge(card, known.curve, is_busy=is_busy)
+
+    def _deal(self, known: _Known) -> None:
+        """Make the node's cards anew: it offers other models."""
+        node = known.node
+        for card in known.cards:
+            _take_off(card)
+            card.lot.counts[card.fit] -= 1
+            cards = self.models[card.model]
+            del cards.cards[node.name]
+            if not any(card.lot.counts.values()):
+                del cards.lots[card.lot.window, card.lot.weights]
+            if not cards.cards:
+                del self.models[card.model]
+        known.offers = node.offers
+        known.cards = [self._new_card(node, model, offer) for model, offer in node.offers.items()]
+
+    def _new_card(self, node: NodeView, model: str, offer: Offer) -> Card:
+        cards = self.models.setdefault(model, ModelCards())
+        lot = cards.lots.get((offer.window, offer.weights))
+        if lot is None:
+            lot = cards.lots[offer.window, offer.weights] = Lot(offer, self.policy)
+        entry = Entry(self._view.positions[node.name], Figures(0.0, 0.0, 0.0, 0.0, 0.0), 0)
+        card = Card(node, model, offer, entry, Fit.DOWN, lot)
+        lot.counts[Fit.DOWN] += 1
+        cards.cards[node.name] = card
+        return card
+
+    def _judge(self, card: Card, curve: Curve, *, is_busy: bool) -> None:
+        """Compute one card anew and put it where it belongs."""
+        _take_off(card)
+        node, offer, lot = card.node, card.offer, card.lot
+        verdict, room = standing_of(node, card.model), Room.NONE
+        if verdict is Fit.CAPABLE:
+            room = room_of(node, offer, self.limits)
+            if is_busy:
+                verdict = Fit.BUSY
+            elif room is not Room.OPEN:
+                verdict = Fit.FULL
+        if verdict is not card.fit:
+            lot.counts[card.fit] -= 1
+            lot.counts[verdict] += 1
+            card.fit = verdict
+        part = figures(node, offer, curve, self._rates)
+        card.entry = Entry(card.entry.position, part, node.in_progress)
+        card.is_high = node.pool_pct(offer) >= self.limits.pool_high_pct
+        if room is not Room.NONE and verdict is not Fit.BUSY:
+            card.shelf = lot.shelves[room, card.is_high]
+            card.shelf.add(card.entry)
+
+
+def _take_off(card: Card) -> None:
+    if card.shelf is not None:
+        card.shelf.remove(card.entry)
+        card.shelf = None
+
+
+def ranking_of(view: FleetView, policy: Policy, limits: PlacementLimits, now_ns: int) -> Ranking:
+    """Return the view's ranking, up to date."""
+    ranking = view.ranking
+    if ranking is None or ranking.policy is not policy or ranking.limits != limits:
+        ranking = view.ranking = Ranking(view, policy, limits)
+    ranking.refresh(now_ns)
+    return ranking

@@ -1,0 +1,1 @@
+"""Pictures of runs: shapes, drawn as SVG inside one HTML file, or as PNG pixels."""

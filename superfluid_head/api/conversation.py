@@ -1,0 +1,59 @@
+"""From a validated chat body to what the model's template gets to see. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from superfluid_head.api.schemas.chat import ChatMessage, ChatRequest
+from superfluid_head.text.chat import Conversation
+
+
+def conversation(body: ChatRequest) -> Conversation:
+    """Collect what the template gets to see."""
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    wanted = body.add_generation_prompt
+    return Conversation(
+        messages=[message_dict(message) for message in body.messages],
+        add_generation_prompt=not body.continue_final_message if wanted is None else wanted,
+        continue_final_message=body.continue_final_message,
+        kwargs=kwargs,
+    )
+
+
+def message_dict(message: ChatMessage) -> dict[str, Any]:
+    """Return a message in the form that templates of the hub expect."""
+    made: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": message.text() or "",
+    }
+    if message.name is not None:
+        made["name"] = message.name
+    if message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+    if message.thoughts:
+        made["reasoning_content"] = message.thoughts
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _arguments(call.function.arguments),
+                },
+            }
+            for call in message.tool_calls
+        ]
+    return made
+
+
+def _arguments(text: str) -> Any:
+    """Templates index into arguments: an object when it is one, else the raw string."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text

@@ -1,0 +1,147 @@
+"""How much of a context each node has cached, as placement wants to know it.
+
+Nodes report the names of their cached blocks; the head makes the names of a context's blocks itself and looks them up. Names
+depend on a dialect: the salt of the fleet, the size of a block, and whether tenants share. Usually all nodes speak one.
+Names are made once and grow with the output. Making them takes 4 us a block, so those of a long prompt are made before
+the generation begins, a slice at a time, and the loop goes on in between; without reports none are made at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from superfluid_core.blockhash import block_chain, root_hash
+from superfluid_core.logs import log
+from superfluid_core.placement.prefix import PrefixIndex
+from superfluid_core.wire.messages import ModelOffer, Prefix, Welcome
+from superfluid_head.fleet.events import GenerationRequest
+
+logger = logging.getLogger(__name__)
+
+SLICE_BLOCKS = 128
+SHARED_FEATURE = "prefix-shared"
+
+
+class Dialect(NamedTuple):
+    """What a node's names depend on, beside tenant, `cache_salt` and tokens."""
+
+    salt: bytes
+    block_tokens: int
+    is_shared: bool
+
+
+@dataclass(slots=True)
+class ContextNames:
+    """The names of one context's full blocks so far, by dialect."""
+
+    chains: dict[Dialect, list[bytes]] = field(default_factory=dict, repr=False)
+
+    def grow(
+        self, dialect: Dialect, request: GenerationRequest, output: Sequence[int], blocks_max: int
+    ) -> bool:
+        """Name up to `blocks_max` more blocks. False when there are no more."""
+        chain = self.chains.setdefault(dialect, [])
+        size, prompt = dialect.block_tokens, request.prompt
+        start = len(chain) * size
+        blocks = min((len(prompt) + len(output)) // size - len(chain), blocks_max)
+        if blocks <= 0:
+            return False
+        end = start + blocks * size
+        tokens = (*prompt[start:end], *output[max(0, start - len(prompt)) : max(0, end - len(prompt))])
+        chain += block_chain(chain[-1] if chain else _root(dialect, request), tokens, size)
+        return True
+
+
+def _root(dialect: Dialect, request: GenerationRequest) -> bytes:
+    return root_hash(
+        dialect.salt,
+        tenant="" if dialect.is_shared else request.tenant,
+        cache_salt=request.cache_salt,
+        variant="batch-invariant" if request.batch_invariant else "",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Speaker:
+    """A linked node: its dialect, and the names of the model that its reports are about."""
+
+    dialect: Dialect
+    models: tuple[str, ...]
+
+
+class Warmth:
+    """All reports of one head's nodes. Keys are the nodes' `NodeAddress.key`."""
+
+    def __init__(self, salt: bytes) -> None:
+        self._salt = salt
+        self._index = PrefixIndex()
+        self._speakers: dict[str, _Speaker] = {}
+        self._spoken: dict[str, dict[Dialect, int]] = {}
+
+    @property
+    def blocks(self) -> int:
+        """Different blocks known, for a gauge."""
+        return len(self._index)
+
+    def attach(self, key: str, welcome: Welcome, offers: Mapping[str, ModelOffer]) -> None:
+        """Expect the reports of a node that was just linked. They are about its first model only."""
+        self.detach(key)
+        main = welcome.models[0]
+        names = [o.name for o in welcome.models if o.weights == main.weights and o.name in offers]
+        dialect = Dialect(
+            welcome.salt or self._salt, main.block_tokens, SHARED_FEATURE in welcome.features
+        )
+        self._speakers[key] = _Speaker(dialect, tuple(names))
+        for name in names:
+            spoken = self._spoken.setdefault(name, {})
+            spoken[dialect] = spoken.get(dialect, 0) + 1
+        self._index.attach(key, main.blocks)
+
+    def detach(self, key: str) -> None:
+        self._index.detach(key)
+        speaker = self._speakers.pop(key, None)
+        for name in () if speaker is None else speaker.models:
+            assert speaker is not None, "only a speaker has models"
+            spoken = self._spoken[name]
+            spoken[speaker.dialect] -= 1
+            if not spoken[speaker.dialect]:
+                del spoken[speaker.dialect]
+
+    def take(self, key: str, report: Prefix) -> None:
+        if not self._index.fold(key, report):
+            log(
+                logger,
+                "warning",
+                "a report of cached blocks does not follow the last one; waiting for a snapshot",
+                node=key,
+                sequence=report.sequence,
+            )
+
+    async def name(self, request: GenerationRequest, names: ContextNames) -> None:
+        """Make the names of a prompt, letting the loop go on between slices."""
+        for dialect in self._dialects(request.model):
+            while names.grow(dialect, request, (), SLICE_BLOCKS):
+                await asyncio.sleep(0)
+
+    def cached(
+        self, request: GenerationRequest, output: Sequence[int], names: ContextNames
+    ) -> Mapping[str, int]:
+        """Context tokens that nodes have cached, by key. The last token is always computed."""
+        found: dict[str, int] = {}
+        longest = len(request.prompt) + len(output) - 1
+        for dialect in self._dialects(request.model):
+            while names.grow(dialect, request, output, SLICE_BLOCKS):
+                pass
+            for key, depth in self._index.depths(names.chains[dialect]).items():
+                speaker = self._speakers[key]
+                if speaker.dialect == dialect and request.model in speaker.models:
+                    found[key] = min(depth * dialect.block_tokens, longest)
+        return found
+
+    def _dialects(self, model: str) -> list[Dialect]:
+        """Return those in which something may have been reported."""
+        return list(self._spoken.get(model, ())) if len(self._index) else []

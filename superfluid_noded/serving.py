@@ -1,0 +1,77 @@
+"""A model at work: its scheduler and the loop that runs its engine; and what several of them are together.
+
+A node has one, or two with a fill-in-the-middle model. Inputs find their scheduler here: a new session by the name of its
+model, everything else goes to all, for keys are unique in the process and unknown ones are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from superfluid_core.clock import MS
+from superfluid_core.engine.loop import EngineLoop
+from superfluid_core.scheduler.plan import Input, Submit
+from superfluid_core.scheduler.scheduler import Scheduler
+from superfluid_core.scheduler.stats import SchedulerStats, SessionView
+from superfluid_core.wire.messages import Status
+from superfluid_noded.answers import ModelCard
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Serving:
+    """One model at work."""
+
+    card: ModelCard
+    scheduler: Scheduler
+    loop: EngineLoop
+
+    def takes(self, item: Input) -> bool:
+        return not isinstance(item, Submit) or item.spec.model in self.card.names
+
+
+def submit(servings: Sequence[Serving], inputs: Sequence[Input]) -> None:
+    """Give every scheduler what concerns it."""
+    for serving in servings:
+        mine = [item for item in inputs if serving.takes(item)]
+        if mine:
+            serving.loop.submit(*mine)
+
+
+def sessions(servings: Sequence[Serving]) -> list[SessionView]:
+    """Every live session of every model."""
+    return [view for serving in servings for view in serving.scheduler.sessions()]
+
+
+def steps(servings: Sequence[Serving]) -> int:
+    """Forward passes of all engines together."""
+    return sum(serving.loop.steps for serving in servings)
+
+
+def status_of(servings: Sequence[Serving], stamp_ns: int, *, draining: bool) -> Status:
+    """Describe load and liveness. Sessions are counted over all models; pool and rates are the main one's."""
+    every = [serving.scheduler.stats() for serving in servings]
+    main = every[0]
+    queued = _queued(every)
+    return Status(
+        stamp_ns=stamp_ns,
+        steps=steps(servings),
+        lanes_busy=sum(stats.lanes_busy for stats in every),
+        lanes=sum(stats.lanes for stats in every),
+        queued=queued,
+        queued_tokens=sum(stats.queued_tokens for stats in every),
+        blocks_used=main.blocks_used,
+        blocks_cached=main.blocks_cached,
+        blocks=main.blocks,
+        prefill_rate=main.prefill_rate,
+        decode_rates=main.decode_rates,
+        step_predicted_ms=max(-(-stats.step_predicted_ns // MS) for stats in every),
+        draining=draining,
+    )
+
+
+def _queued(every: Sequence[SchedulerStats]) -> tuple[int, int, int, int]:
+    first, second, third, fourth = (
+        sum(counts) for counts in zip(*(s.queued for s in every), strict=True)
+    )
+    return first, second, third, fourth

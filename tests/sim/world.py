@@ -1,0 +1,406 @@
+"""Virtual time for several processes in one: each has its own event loop and clocks, the world decides who runs when.
+
+Nothing here knows of heads, nodes or links. One heap holds every timer and every network event; ties break by the order in which they
+were made, so a run is a function of its seed. A process can be frozen (its timers and its input pile up, its clocks go on) or killed
+(it vanishes between two callbacks; what its coroutines do while they are disposed of reaches nobody).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, copy_context
+from hashlib import blake2b
+from typing import Any, NoReturn
+
+MS = 1_000_000
+SECOND = 1_000_000_000
+TURNS_MAX = 20_000
+DISPOSE_TURNS_MAX = 2_000
+
+
+class ViolationError(AssertionError):
+    """Raised when a run breaks a promise."""
+
+
+class Handle:
+    """A callback that waits for its turn; as much of asyncio's as asyncio itself asks for."""
+
+    __slots__ = ("_args", "_callback", "_context", "_when", "is_cancelled")
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = copy_context() if context is None else context
+        self._when = 0.0
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def when(self) -> float:
+        return self._when
+
+    def run(self, loop: ProcessLoop) -> None:
+        try:
+            self._context.run(self._callback, *self._args)
+        except (SystemExit, KeyboardInterrupt, ViolationError):
+            raise
+        except BaseException as error:  # noqa: BLE001 - what asyncio does with a failed callback
+            loop.call_exception_handler({"message": "a callback failed", "exception": error})
+
+
+class ProcessLoop(asyncio.AbstractEventLoop):
+    """The event loop of one virtual process."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.world = process.world
+        self.ready: deque[Handle] = deque()
+
+    # --- time -------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self.process.now_ns() / 1e9
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
+        handle = Handle(callback, args, context)
+        if not self.process.is_dead:
+            self.ready.append(handle)
+            self.world.wake(self.process)
+        return handle
+
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> Any:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Any:
+        handle = Handle(callback, args, context)
+        handle._when = when
+        if not self.process.is_dead:
+            self.world.at(self.process.world_ns(int(when * 1e9)), handle, self.process)
+        return handle
+
+    # --- futures and tasks ------------------------------------------------------------------------
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> Any:
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        if not self.process.is_dead:
+            self.process.tasks[task] = None
+            task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self.process.tasks.pop(task, None)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return False
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self.process.is_dead:
+            error = context.get("exception")
+            self.world.complain(f"{self.process.name}: {context.get('message')}: {error!r}")
+
+    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
+        self.process.signals[sig] = lambda: callback(*args)
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        return self.process.signals.pop(sig, None) is not None
+
+    # --- the network: whoever owns one plugs it in ------------------------------------------------------
+
+    async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> Any:
+        return self.process.net.resolve(host, port)
+
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        await self.process.net.connect(sock, address)
+
+    async def sock_accept(self, sock: Any) -> Any:
+        return await self.process.net.accept(sock)
+
+    async def create_connection(self, protocol_factory: Any, *_: Any, **options: Any) -> Any:
+        return await self.process.net.attach(options["sock"], protocol_factory())
+
+    async def connect_accepted_socket(self, protocol_factory: Any, sock: Any, **_: Any) -> Any:
+        return await self.process.net.attach(sock, protocol_factory())
+
+
+class Process:
+    """One virtual process: a loop, clocks, tasks. `main` is its program; what it raises is kept in `failure`."""
+
+    def __init__(self, world: World, name: str, *, drift_ppm: int = 0, net: Any = None) -> None:
+        self.world = world
+        self.name = name
+        self.net = net
+        self.drift_ppm = drift_ppm
+        self.boot_offset_ns = 0
+        self.is_dead = False
+        self.frozen_until_ns = 0
+        self.is_queued = False
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.signals: dict[int, Callable[[], object]] = {}
+        self.deferred: list[Handle] = []
+        self.failure: BaseException | None = None
+        self.is_over = False
+        self._origin_ns = world.now_ns
+        self._base_ns = 1_000 * SECOND
+        self.loop = ProcessLoop(self)
+
+    # --- its clocks (superfluid_core.clock.Clock) -------------------------------------------------
+
+    def now_ns(self) -> int:
+        elapsed_ns = self.world.now_ns - self._origin_ns
+        return self._base_ns + elapsed_ns + elapsed_ns * self.drift_ppm // 1_000_000
+
+    def boot_ns(self) -> int:
+        return self.now_ns() + self.boot_offset_ns
+
+    def wall_s(self) -> int:
+        return 1_800_000_000 + self.world.now_ns // SECOND
+
+    def world_ns(self, local_ns: int) -> int:
+        """Turn a time of this process's clock into one of the world; never too early."""
+        elapsed_ns = local_ns - self._base_ns
+        return self._origin_ns + elapsed_ns * 1_000_000 // (1_000_000 + self.drift_ppm) + 2_000
+
+    # --- life -------------------------------------------------------------------------------------
+
+    @property
+    def is_frozen(self) -> bool:
+        return self.frozen_until_ns > self.world.now_ns
+
+    def start(self, main: Coroutine[Any, Any, None]) -> None:
+        with self.world.running(self):
+            task = self.loop.create_task(main, name="main")
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not self.is_dead:
+            self.is_over = True
+            self.failure = None if task.cancelled() else task.exception()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run `function` as if in a callback of this process."""
+        with self.world.running(self):
+            return function(*args)
+
+    def freeze(self, duration_ns: int) -> None:
+        self.frozen_until_ns = max(self.frozen_until_ns, self.world.now_ns + duration_ns)
+        self.world.at(self.frozen_until_ns, self._thaw, None)
+
+    def _thaw(self) -> None:
+        if self.is_dead or self.is_frozen:
+            return
+        if self.net is not None:  # a selector hands out what can be read before timers that are due
+            self.net.thawed(self)
+        self.loop.ready.extend(self.deferred)
+        self.deferred.clear()
+        self.world.wake(self)
+
+    def kill(self) -> None:
+        """End at once, between two callbacks. Its coroutines are unwound where nobody sees it."""
+        if self.is_dead:
+            return
+        self.is_dead = True
+        self.deferred.clear()
+        self.loop.ready.clear()
+        with self.world.running(self):
+            self._dispose()
+
+    def _dispose(self) -> None:
+        self.is_dead = False  # its loop works once more, with nobody and nothing around it
+        self.world.ghost = self
+        try:
+            for task in list(self.tasks):
+                task.cancel()
+            for _ in range(DISPOSE_TURNS_MAX):
+                if not self.tasks:
+                    break
+                while self.loop.ready:
+                    handle = self.loop.ready.popleft()
+                    if not handle.is_cancelled:
+                        handle.run(self.loop)
+                timers, self.deferred = self.deferred, []
+                self.loop.ready.extend(timers)
+            if self.tasks:
+                names = ", ".join(task.get_name() for task in self.tasks)
+                self.world.complaints.append(f"{self.name}: cannot be disposed of: {names}")
+        finally:
+            self.is_dead = True
+            self.world.ghost = None
+            self.loop.ready.clear()
+            self.deferred.clear()
+
+
+class _Running:
+    """Makes a process the current one for a while."""
+
+    __slots__ = ("_before", "_process", "_world")
+
+    def __init__(self, world: World, process: Process) -> None:
+        self._world = world
+        self._process = process
+        self._before: Process | None = None
+
+    def __enter__(self) -> None:
+        self._before = self._world.current
+        self._world.current = self._process
+        asyncio._set_running_loop(self._process.loop)
+
+    def __exit__(self, *_: object) -> None:
+        before = self._world.current = self._before
+        asyncio._set_running_loop(None if before is None else before.loop)
+
+
+Event = Handle | Callable[[], object]
+
+
+class World:
+    """The heap, the time, and the trace of what happened."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.current: Process | None = None
+        self.ghost: Process | None = None
+        self.events = 0
+        self.complaints: list[str] = []
+        self._sequence = 0
+        self._heap: list[tuple[int, int, Event, Process | None]] = []
+        self._runnable: deque[Process] = deque()
+        self._trace = blake2b(digest_size=16)
+
+    # --- what can be asked of it ------------------------------------------------------------------
+
+    def at(self, when_ns: int, event: Event, process: Process | None) -> None:
+        if self.ghost is not None:
+            if process is not None and isinstance(event, Handle):
+                self.ghost.deferred.append(event)
+            return
+        self._sequence += 1
+        heapq.heappush(self._heap, (max(when_ns, self.now_ns), self._sequence, event, process))
+
+    def after(self, delay_ns: int, event: Callable[[], object]) -> None:
+        self.at(self.now_ns + delay_ns, event, None)
+
+    def running(self, process: Process) -> _Running:
+        return _Running(self, process)
+
+    def wake(self, process: Process) -> None:
+        if not process.is_queued and self.ghost is None:
+            process.is_queued = True
+            self._runnable.append(process)
+
+    def complain(self, text: str) -> None:
+        if self.ghost is None:
+            self.complaints.append(text)
+
+    def broken(self, text: str) -> NoReturn:
+        """Note a broken promise and leave whatever was going on: product code may catch the exception, not the note."""
+        self.complain(text)
+        raise ViolationError(text)
+
+    def note(self, data: bytes) -> None:
+        """Add to the trace."""
+        self._trace.update(self.now_ns.to_bytes(8, "little"))
+        self._trace.update(data)
+
+    @property
+    def trace(self) -> str:
+        return self._trace.hexdigest()
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def run_until(self, until_ns: int, is_done: Callable[[], bool] | None = None) -> None:
+        """Let time pass until then, or until `is_done` (looked at whenever time moves)."""
+        heap = self._heap
+        while True:
+            self._run_ready()
+            if is_done is not None and is_done():
+                return
+            if not heap or heap[0][0] > until_ns:
+                self.now_ns = max(self.now_ns, until_ns)
+                return
+            self.now_ns = heap[0][0]
+            while heap and heap[0][0] == self.now_ns:
+                _, _, event, process = heapq.heappop(heap)
+                self._dispatch(event, process)
+
+    def _dispatch(self, event: Event, process: Process | None) -> None:
+        if not isinstance(event, Handle):
+            self.events += 1
+            event()
+        elif process is not None and not event.is_cancelled and not process.is_dead:
+            if process.frozen_until_ns > self.now_ns:
+                process.deferred.append(event)
+            else:
+                process.loop.ready.append(event)
+                self.wake(process)
+
+    def _run_ready(self) -> None:
+        turns = 0
+        while self._runnable:
+            process = self._runnable.popleft()
+            process.is_queued = False
+            if process.is_dead or process.frozen_until_ns > self.now_ns:
+                continue
+            turns += 1
+            if turns > TURNS_MAX:
+                raise ViolationError(f"{process.name} never rests at {self.now_ns / 1e9:.3f} s")
+            self._turn(process)
+            if self.complaints:
+                raise ViolationError(self.complaints[0])
+
+    def _turn(self, process: Process) -> None:
+        """One iteration of a process's loop: what was ready when it began."""
+        loop = process.loop
+        self.current = process
+        asyncio._set_running_loop(loop)
+        try:
+            ready = loop.ready
+            for _ in range(len(ready)):
+                if not ready:
+                    break  # it was killed by one of its own callbacks
+                handle = ready.popleft()
+                if not handle.is_cancelled:
+                    self.events += 1
+                    handle.run(loop)
+                if process.is_dead or process.frozen_until_ns > self.now_ns:
+                    break
+            if ready:
+                self.wake(process)
+        finally:
+            self.current = None
+            asyncio._set_running_loop(None)
