@@ -247,17 +247,19 @@ class Link:
         if self._reason is None:
             try:
                 self._connection.receive_eof()
+                self._gone(None)  # now: until the transport says so, somebody could still send
             except RemoteProtocolError as breach:
                 self._finish(breach.message, breach)
 
+    def _gone(self, error: BaseException | None) -> None:
+        why = (
+            "the peer closed the connection" if error is None else f"the connection broke: {error}"
+        )
+        self._finish(f"{why} ({self._farewell})" if self._farewell else why, error)
+
     def on_lost(self, error: BaseException | None) -> None:
         if self._reason is None:
-            words = (
-                "the peer closed the connection"
-                if error is None
-                else f"the connection broke: {error}"
-            )
-            self._finish(f"{words} ({self._farewell})" if self._farewell else words, error)
+            self._gone(error)
         if self._grace is not None:
             self._grace.cancel()
         self._lost.set()

@@ -182,12 +182,11 @@ class _Ask:
                 kind = RefusalKind.FULL
             fits = frozenset(word for lot in wide for word, count in lot.counts.items() if count)
             return Refusal(kind, self._compared(None), fits=fits)
-        found, hits = Found(), self._offer_hits(shelves)
-        for position, score in hits.items():
-            found.offer(score, [position])
+        found = Found()
+        hits = self._offer_hits(shelves, found)
         for shelf in shelves:
             shelf.search(self.query, found)
-        ties = found.ties(set(hits))
+        ties = found.ties(hits)
         name = self.ranking.order[_drawn(ties, self.draw)]
         return Choice(name, request.max_output, self.ranking.policy, self._compared(found))
 
@@ -203,17 +202,21 @@ class _Ask:
                 return shelves
         return []
 
-    def _offer_hits(self, shelves: Sequence[Shelf]) -> dict[int, float]:
-        """Score the nodes that hold a part of the context by themselves: position to seconds."""
-        request = self.request
-        hits: dict[int, float] = {}
+    def _offer_hits(self, shelves: Sequence[Shelf], found: Found) -> set[int]:
+        """Score the nodes that hold a part of the context, each by itself; returns their positions."""
+        hits: set[int] = set()
         if self.ranking.policy is not Policy.LOAD_AWARE:
             return hits
-        for name in request.cached:
-            card = self.model.cards.get(name)
-            if card is not None and any(card.shelf is shelf for shelf in shelves):
-                uncached = uncached_tokens(request, name)
-                hits[card.entry.position] = card.figures.seconds(uncached, self.query.output)
+        cards, context, output = self.model.cards, self.query.uncached, self.query.output
+        for name, tokens in self.request.cached.items():
+            card = cards.get(name)
+            if card is None or card.shelf not in shelves:
+                continue
+            position, part, _ = card.entry
+            score = part.seconds(max(0, context - tokens), output)
+            hits.add(position)
+            if score <= found.limit:
+                found.offer(score, [position])
         return hits
 
     # --- among all --------------------------------------------------------------------------------
@@ -278,9 +281,12 @@ class _Ask:
         """Keep every node of a small fleet, and of a large one those that came closest."""
         cards = self.model.cards
         if len(cards) <= NODES_KEPT_MAX:
+            able = Fit.CAPABLE
             rows = tuple(
-                (name, Fit.CAPABLE if card.shelf is not None else card.fit, card.entry)
-                for name, card in cards.items()
+                [
+                    (name, able if card.shelf is not None else card.fit, card.entry)
+                    for name, card in cards.items()
+                ]
             )
             return Compared(self.ranking.policy, self.request, self.query, rows)
         rows = ()

@@ -104,28 +104,33 @@ class PrefixIndex:
 
     def depths(self, chain: Sequence[bytes]) -> dict[str, int]:
         """How many leading blocks of `chain` each node holds; nodes that hold none are left out."""
+        holders, by_bit = self._holders, self._by_bit
         found: dict[str, int] = {}
-        holders = self._holders
-        depth, last = 0, len(chain) - 1
-        alive = holders.get(chain[0], 0) if chain else 0
-        while alive:
-            low, high = depth, last
-            while low < high:
-                middle = (low + high + 1) // 2
-                if holders.get(chain[middle], 0) & alive == alive:
-                    low = middle
-                else:
-                    high = middle - 1
-            after = holders.get(chain[low + 1], 0) & alive if low < last else 0
-            self._name(alive & ~after, low + 1, found)
-            alive, depth = after, low + 1
+        last = len(chain) - 1
+        first = holders.get(chain[0], 0) if chain else 0
+        if not first:
+            return found
+        # [low, high]: nodes of `here` hold block `low`, those of `there` also hold block `high`
+        ends = holders.get(chain[last], 0) & first
+        spans = [(0, first, last, ends)] if first != ends else []
+        depths = [(ends, last + 1)]
+        while spans:
+            low, here, high, there = spans.pop()
+            if high == low + 1:
+                depths.append((here & ~there, high))
+                continue
+            middle = (low + high) // 2
+            between = holders.get(chain[middle], 0) & here | there
+            if between != there:
+                spans.append((middle, between, high, there))
+            if here != between:
+                spans.append((low, here, middle, between))
+        for nodes, depth in depths:
+            while nodes:
+                bit = nodes.bit_length() - 1
+                found[by_bit[bit]] = depth
+                nodes ^= 1 << bit
         return found
-
-    def _name(self, nodes: int, depth: int, found: dict[str, int]) -> None:
-        while nodes:
-            lowest = nodes & -nodes
-            found[self._by_bit[lowest.bit_length() - 1]] = depth
-            nodes ^= lowest
 
     # --- reports ----------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from enum import StrEnum
 from superfluid_core.clock import MS
 from superfluid_core.limits import FleetLimits
 
+
 class CircuitState(StrEnum):
     """What a node may take: anything, nothing, one probe."""
 

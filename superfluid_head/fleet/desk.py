@@ -9,6 +9,7 @@ view keeps its own ranking, and of circuits only those that are not at rest are 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from superfluid_core.clock import SECOND
 from superfluid_core.limits import FleetLimits

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from superfluid_core.errors import ConfigError
 from superfluid_core.placement.view import Offer
 from superfluid_core.session import Determinism
 from superfluid_core.wire.messages import ModelOffer, Welcome
+from superfluid_head.fleet.nodesfile import read_nodes
 
 PORT_DEFAULT = 8454
 NODES_MAX = 1_024
@@ -62,9 +64,11 @@ def parse_address(text: str) -> NodeAddress:
 
 
 def parse_fleet(texts: str | Iterable[str]) -> tuple[NodeAddress, ...]:
-    """Read `--fleet` values: comma-separated addresses. Raises ConfigError, also for doubles."""
+    """Read `--fleet` values: comma-separated addresses, or `@FILE` with a list of them. Raises ConfigError, also for doubles."""
     values = [texts] if isinstance(texts, str) else list(texts)
-    items = [item for value in values for item in value.split(",") if item.strip()]
+    items: list[str] = []
+    for item in (item.strip() for value in values for item in value.split(",") if item.strip()):
+        items += read_nodes(Path(item[1:])) if item.startswith("@") else [item]
     if len(items) > NODES_MAX:
         raise ConfigError(f"--fleet: more than {NODES_MAX} nodes")
     found: dict[str, NodeAddress] = {}

@@ -10,18 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
 from typing import Any
 
 from superfluid_core.clock import Clock
 from superfluid_core.errors import CapacityError, ErrorCode, GenerationError, InvalidRequestError
-from superfluid_core.limits import FleetLimits, LinkLimits
-from superfluid_core.link.tls import FleetKeys
 from superfluid_core.logs import log
-from superfluid_core.placement.policies import Policy
-from superfluid_core.wire.messages import DrainOrder, SessionRow, Welcome
-from superfluid_head.fleet.desk import Desk, PlacementRecord
+from superfluid_core.wire.messages import DrainOrder, Prefix, SessionRow, Welcome
+from superfluid_head.fleet.chronicle import Listener, PlacementRecord
+from superfluid_head.fleet.context import FleetOptions, NodeContext
+from superfluid_head.fleet.desk import Desk
 from superfluid_head.fleet.directory import Admission, Directory, NodeAddress, ServedModel
 from superfluid_head.fleet.events import (
     EndEvent,
@@ -33,13 +33,15 @@ from superfluid_head.fleet.events import (
 )
 from superfluid_head.fleet.generation import GenerationMachine
 from superfluid_head.fleet.health import FleetHealth, NodeState, state_of
-from superfluid_head.fleet.node import FleetNode, NodeContext, SessionMessage
+from superfluid_head.fleet.members import Members, Reloaded
+from superfluid_head.fleet.node import FleetNode, SessionMessage
 from superfluid_head.fleet.pins import Naming, PinnedPrefix, Pinner, PrefixPin, unpin
 from superfluid_head.fleet.quarantine import QuarantineTable
 from superfluid_head.fleet.runner import Runner
 from superfluid_head.fleet.standing import Counters, Slot
 from superfluid_head.fleet.stream import Generation
 from superfluid_head.fleet.transitions import Loss
+from superfluid_head.fleet.warmth import Warmth
 
 __all__ = [
     "EndEvent",
@@ -63,20 +65,7 @@ TICK_MS = 100
 FIRST_DIAL_MS = 3_000
 RETRY_MS = 2_000
 SESSION_BITS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class FleetOptions:
-    """How this head runs its fleet. `texts` maps models to the text fingerprint that nodes must offer."""
-
-    nodes: tuple[NodeAddress, ...]
-    head: str
-    keys: FleetKeys | None
-    policy: Policy = Policy.LOAD_AWARE
-    allow_mixed: bool = False
-    texts: Mapping[str, str] = field(default_factory=dict)
-    link_limits: LinkLimits = field(default_factory=LinkLimits)
-    fleet_limits: FleetLimits = field(default_factory=FleetLimits)
+LEAVING_SHARE = 3
 
 
 class Fleet:
@@ -96,13 +85,23 @@ class Fleet:
         )
         self.directory = Directory(allow_mixed=options.allow_mixed, texts=options.texts)
         self._nodes = {address.key: FleetNode(address, context, self) for address in options.nodes}
-        self._desk = Desk(self._nodes, options.policy, options.fleet_limits, self._drawn)
+        salt = b"" if options.keys is None else options.keys.prefix_salt
+        policy, fleet_limits = options.policy, options.fleet_limits
+        self._desk = Desk(self._nodes, policy, fleet_limits, self._drawn, Warmth(salt))
         # Without a fleet key the quarantine's hashes are keyed by chance: they only live in this process.
         secret = options.keys.prefix_salt if options.keys else self._drawn.randbytes(32)
         limits = (options.fleet_limits, options.link_limits)
         quarantine = QuarantineTable(secret, options.fleet_limits)
         self._runner = Runner(self._nodes, self._desk, quarantine, clock, limits)
         self._runner.knows = self.directory.knows
+        self._runner.relief.new_session = self._new_session
+        self._members = Members(
+            self._nodes,
+            lambda address: FleetNode(address, context, self),
+            self._desk,
+            self._runner.relief,
+            clock,
+        )
         self._pinner = Pinner()
         self._changed = asyncio.Event()
         self._is_closing = False
@@ -113,12 +112,12 @@ class Fleet:
         """Keep every node linked until cancelled. Everything that runs then ends with an error."""
         try:
             async with asyncio.TaskGroup() as group:
-                for node in self._nodes.values():
-                    group.create_task(node.run())
+                self._members.start(group)
                 try:
                     while True:
                         await asyncio.sleep(TICK_MS / 1_000)
                         self._runner.tick()
+                        self._members.tick(self._clock.now_ns())
                 finally:
                     self._is_closing = True
         finally:
@@ -143,7 +142,7 @@ class Fleet:
             return False
         try:
             async with asyncio.timeout(min(timeout_s, FIRST_DIAL_MS / 1_000)):
-                for node in self._nodes.values():
+                for node in list(self._nodes.values()):
                     await node.tried.wait()
         except TimeoutError:
             pending = [node.title for node in self._nodes.values() if not node.tried.is_set()]
@@ -169,11 +168,14 @@ class Fleet:
         Raises InvalidRequestError, GenerationError or CapacityError for what cannot even start.
         """
         self._judge(request)
-        session = 0
-        while session == 0 or session in self._runner.generations:
-            session = self._drawn.getrandbits(SESSION_BITS)
         machine = GenerationMachine(request, self._options.fleet_limits)
-        return Generation(self._runner, session, request, machine)
+        return Generation(self._runner, self._new_session(), request, machine)
+
+    def _new_session(self) -> int:
+        session, runner = 0, self._runner
+        while session == 0 or session in runner.generations or session in runner.relief:
+            session = self._drawn.getrandbits(SESSION_BITS)
+        return session
 
     def _judge(self, request: GenerationRequest) -> None:
         if self._is_closing:
@@ -244,7 +246,11 @@ class Fleet:
 
     def why(self, request_id: str) -> list[PlacementRecord]:
         """Return the placements of a recent request with the scores that were compared."""
-        return self._desk.why(request_id)
+        return self._runner.chronicle.why(request_id)
+
+    def events(self, *, since: int | None = None) -> AbstractContextManager[Listener]:
+        """Hear what happens in the fleet, for GET /v1/fleet/events. Raises CapacityError when too many listen."""
+        return self._runner.chronicle.listen(since=since)
 
     # --- asking nodes ---
 
@@ -284,13 +290,39 @@ class Fleet:
         except InvalidRequestError:
             return
 
-    def drain(self, name: str, grace_ms: int) -> bool:
-        """Order a node to drain; False when it is not linked."""
+    # --- changing the fleet ---
+
+    def drain(self, name: str, grace_ms: int | None = None) -> None:
+        """Give a node no new sessions; what still runs there after the grace moves in peace. Undone by `undrain`."""
         node = self._named(name)
-        is_sent = node.send(DrainOrder(grace_ms))
-        if is_sent:
-            node.view.is_draining = True
-        return is_sent
+        grace = self._options.fleet_limits.drain_grace_ms if grace_ms is None else grace_ms
+        node.set_drained(is_drained=True)
+        self._runner.relief.begin(node, grace)
+        self._tell("drain", node, grace_ms=grace)
+
+    def undrain(self, name: str) -> None:
+        """Use a drained node again. What has moved away stays where it is."""
+        node = self._named(name)
+        self._runner.relief.end(node)
+        node.set_drained(is_drained=False)
+        self._tell("undrain", node)
+        self._runner.pump_soon()
+
+    def order_drain(self, name: str, grace_ms: int) -> bool:
+        """Order a node to drain for all heads, until it restarts; False when it is not linked."""
+        return self._named(name).send(DrainOrder(grace_ms))
+
+    def reload(self, nodes: Sequence[NodeAddress]) -> Reloaded:
+        """Take a new list of nodes: some join, some leave in peace, some are elsewhere now."""
+        changes = self._members.reload(nodes, self._options.fleet_limits.drain_grace_ms)
+        fields = {name: ", ".join(keys) for name, keys in asdict(changes).items()}
+        self._runner.chronicle.tell("reloaded", **fields)
+        log(logger, "info", "the list of nodes was read again", **fields)
+        return changes
+
+    def _tell(self, kind: str, node: FleetNode, **fields: str | int) -> None:
+        self._runner.chronicle.tell(kind, node=node.title, **fields)
+        log(logger, "info", f"fleet node: {kind}", node=node.title, **fields)
 
     def _named(self, name: str) -> FleetNode:
         for node in self._nodes.values():
@@ -301,7 +333,10 @@ class Fleet:
     # --- hooks of the nodes ---
 
     def admit(self, node: FleetNode, welcome: Welcome) -> Admission:
-        return self.directory.admit(node.key, node.title, welcome)
+        admission = self.directory.admit(node.key, node.title, welcome)
+        if admission.offers:
+            self._desk.warmth.attach(node.key, welcome, admission.offers)
+        return admission
 
     def node_up(self, node: FleetNode) -> None:
         standing = node.standing
@@ -313,12 +348,21 @@ class Fleet:
                 f"fleet node '{node.title}' at {node.address}: {offer.name}, "
                 f"context window {offer.window} tokens, {offer.lanes} lanes",
             )
+        if not node.is_drained:
+            self._runner.relief.end(node)
+        node.circuit.warm_up(self._clock.now_ns())
+        self._desk.unsettle(node)
+        models = ", ".join(standing.offers)
+        chronicle = self._runner.chronicle
+        chronicle.tell("node-up", node=node.title, address=str(node.address), models=models)
         self._changed.set()
         self._runner.pump_soon()
 
     def node_down(self, node: FleetNode, loss: Loss) -> None:
         if loss is not Loss.HUNG:
             self.directory.leave(node.key)
+            self._desk.warmth.detach(node.key)
+        self._runner.chronicle.tell("node-down", node=node.title, reason=loss.value)
         if not self._is_closing:
             self._runner.node_lost(node, loss)
         self._changed.set()
@@ -335,3 +379,12 @@ class Fleet:
 
     def stalled(self, slot: Slot) -> None:
         self._runner.stalled(slot)
+
+    def prefixed(self, node: FleetNode, report: Prefix) -> None:
+        self._desk.warmth.take(node.key, report)
+
+    def leaving(self, node: FleetNode) -> None:
+        """Empty a node that drains by its own will: it does not say how long it waits, so not too late."""
+        self._tell("node-leaving", node)
+        grace_ms = self._options.fleet_limits.drain_grace_ms // LEAVING_SHARE
+        self._runner.relief.begin(node, grace_ms)

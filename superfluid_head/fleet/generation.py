@@ -14,7 +14,6 @@ in REQUEST_QUARANTINED (the poison rule); a node that drains hands over without 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 
 from superfluid_core.clock import MS
@@ -24,6 +23,7 @@ from superfluid_core.session import FinishReason
 from superfluid_core.wire.messages import CloseReason
 from superfluid_head.fleet.codes import BUSY_CODES, FINAL_CODES, LANE_CODES
 from superfluid_head.fleet.events import GenerationRequest
+from superfluid_head.fleet.journal import Journal
 from superfluid_head.fleet.transitions import (
     Acknowledged,
     Action,
@@ -69,25 +69,6 @@ class Phase(Enum):
     PLACED = "placed"
     JUDGING = "judging"
     ENDED = "ended"
-
-
-@dataclass(slots=True)
-class Journal:
-    """What moves with a session. `weights` is set by the first placement that delivered a token."""
-
-    request: GenerationRequest
-    ids: list[int] = field(default_factory=list)
-    epoch: int = 1
-    weights: str | None = None
-    boots_suspected: set[str] = field(default_factory=set)
-    boots_lost: set[str] = field(default_factory=set)
-    moves: int = 0
-    failures: int = 0
-    drains: int = 0
-    cached: int = 0
-    cached_epoch: int | None = None
-    has_started: bool = False
-    hopeless: dict[str, int] = field(default_factory=dict)
 
 
 class GenerationMachine:
@@ -353,9 +334,7 @@ class GenerationMachine:
             return actions + self._fail(ErrorCode.MOVES_EXHAUSTED, text)
         return actions + self._move(node, reason, now_ns)
 
-    def _hand_over(
-        self, placed: Placed, now_ns: int, target: str | None = None
-    ) -> list[Action]:
+    def _hand_over(self, placed: Placed, now_ns: int, target: str | None = None) -> list[Action]:
         """Move away from a node that drains: no failure, but not a way to move for ever either."""
         self.journal.drains += 1
         if self.journal.drains > DRAINS_MAX:
@@ -363,9 +342,7 @@ class GenerationMachine:
         actions = self._leave("node draining", is_told=True)
         return actions + self._move(placed.node, "node draining", now_ns, target)
 
-    def _move(
-        self, node: str, reason: str, now_ns: int, target: str | None = None
-    ) -> list[Action]:
+    def _move(self, node: str, reason: str, now_ns: int, target: str | None = None) -> list[Action]:
         self.journal.moves += 1
         announce = Announce(self.journal.moves, reason)
         place = Place(frozenset((node,)), True, reason, target=target)

@@ -9,19 +9,13 @@ It knows nothing of generations: it hands session messages to its hooks and neve
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from superfluid_core.clock import MS, Clock
-from superfluid_core.limits import FleetLimits, LinkLimits
+from superfluid_core.clock import MS
 from superfluid_core.link.dial import DialError, dial
 from superfluid_core.link.heartbeat import Verdict
 from superfluid_core.link.link import Link, LinkClosedError
-from superfluid_core.link.tls import FleetKeys
 from superfluid_core.logs import log
 from superfluid_core.placement.reserve import fold_load
 from superfluid_core.placement.view import Load, NodeView
@@ -33,6 +27,7 @@ from superfluid_core.wire.messages import (
     Message,
     Opened,
     Pong,
+    Prefix,
     ProgressReport,
     Refuse,
     Status,
@@ -41,6 +36,7 @@ from superfluid_core.wire.messages import (
 )
 from superfluid_head.fleet.asks import Asks
 from superfluid_head.fleet.circuit import Circuit
+from superfluid_head.fleet.context import NodeContext, Trouble
 from superfluid_head.fleet.directory import Admission, NodeAddress
 from superfluid_head.fleet.pulse import PERIOD_MS, Pulse
 from superfluid_head.fleet.standing import Slot, Standing
@@ -48,7 +44,7 @@ from superfluid_head.fleet.transitions import Loss
 
 logger = logging.getLogger(__name__)
 
-FEATURES = ()
+FEATURES = ("prefix", "prefix-shared")
 CLOSE_MS = 500
 DRAIN_TURNS = 4
 # One failed dial may have any cause; a process that is gone fails twice.
@@ -56,19 +52,6 @@ SILENT_DIALS_MAX = 2
 COMPLAINT_MS = 60_000
 
 SessionMessage = Opened | ProgressReport | Tokens | Closed | Refuse
-
-
-@dataclass(frozen=True, slots=True)
-class NodeContext:
-    """What every node of a fleet shares."""
-
-    keys: FleetKeys | None
-    head: str
-    clock: Clock
-    link_limits: LinkLimits
-    fleet_limits: FleetLimits
-    random: random.Random
-    links: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
 class NodeHooks(Protocol):
@@ -88,17 +71,9 @@ class NodeHooks(Protocol):
 
     def stalled(self, slot: Slot) -> None: ...
 
+    def prefixed(self, node: FleetNode, report: Prefix) -> None: ...
 
-@dataclass(slots=True)
-class Trouble:
-    """The last complaint about this node, and when it was last told."""
-
-    text: str = ""
-    told_ns: int = 0
-    failures: int = 0
-    boot_in_doubt: str | None = None
-    silent_dials: int = 0
-    located: asyncio.Event = field(default_factory=asyncio.Event)
+    def leaving(self, node: FleetNode) -> None: ...
 
 
 class FleetNode:
@@ -112,6 +87,7 @@ class FleetNode:
         self.circuit = Circuit(context.fleet_limits)
         self.slots: dict[int, Slot] = {}
         self.standing: Standing | None = None
+        self.is_drained = False
         self.tried = asyncio.Event()
         self.asks = Asks()
         self._context = context
@@ -136,6 +112,18 @@ class FleetNode:
         self.address = NodeAddress(host, port, self.address.label)
         self._trouble.failures = 0
         self._trouble.located.set()
+
+    def set_drained(self, *, is_drained: bool) -> None:
+        """Give it no new sessions, by this head's own will; or do so again."""
+        self.is_drained = is_drained
+        self._hear_drain()
+
+    def part(self) -> None:
+        """Close the link in peace and dial again: the node is to be somewhere else from now on."""
+        standing = self.standing
+        if standing is not None:
+            standing.is_going = True
+            standing.link.abort("moved to another address")
 
     def send(self, message: Message) -> bool:
         """Queue `message` on the link; False when there is none (its sessions move on their own)."""
@@ -261,7 +249,8 @@ class FleetNode:
         view = self.view
         view.offers = admission.views()
         view.sessions_max = welcome.sessions_max
-        view.is_up, view.is_suspect, view.is_draining = True, False, False
+        view.is_up, view.is_suspect = True, False
+        self._hear_drain()
         view.load = Load()
         view.busy_until_ns = 0
         self.tried.set()
@@ -294,7 +283,9 @@ class FleetNode:
                     self._on_status(standing, message.status)
             case Goaway():
                 standing.is_going = True
-                self.view.is_draining = True
+                self._hear_drain()
+            case Prefix():
+                self._hooks.prefixed(self, message)
             case _:
                 self.asks.take(message)
 
@@ -302,7 +293,7 @@ class FleetNode:
         standing.status = status
         standing.pulse.on_status(status, self._context.clock.now_ns())
         standing.stamp_ns = max(standing.stamp_ns, status.stamp_ns)
-        self.view.is_draining = status.draining or standing.is_going
+        self._hear_drain()
         load = Load(
             status.lanes_busy,
             sum(status.queued),
@@ -314,6 +305,16 @@ class FleetNode:
         )
         fold_load(self.view, load, [slot.reservation for slot in self.slots.values()])
         self._hooks.loaded(self)
+
+    def _hear_drain(self) -> None:
+        """Say whether it takes new sessions, and tell the fleet once when the node itself stops to."""
+        standing = self.standing
+        is_leaving = standing is not None and (
+            standing.is_going or (standing.status is not None and standing.status.draining)
+        )
+        was_draining, self.view.is_draining = self.view.is_draining, self.is_drained or is_leaving
+        if is_leaving and not was_draining:
+            self._hooks.leaving(self)
 
     async def _keep_pulse(self, standing: Standing) -> None:
         """Renew leases, ping, judge the node and its sessions, until it is dead."""

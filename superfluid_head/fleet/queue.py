@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from superfluid_core.clock import MS
+from superfluid_core.clock import MS, SECOND
 from superfluid_core.errors import CapacityError, ErrorCode
 from superfluid_core.limits import FleetLimits
 from superfluid_core.session import QosClass
@@ -55,6 +55,21 @@ class Pace:
         took_ns = max(0, now_ns - max(self._last_ns, since_ns))
         self._last_ns = now_ns
         self.ns = round(self.ns + PACE_WEIGHT * (took_ns - self.ns)) if self.ns else took_ns
+
+
+class MoveRate:
+    """Bounds how fast sessions move in the whole fleet: at most `moves_burst` at once, `moves_per_s` in the long run."""
+
+    def __init__(self, limits: FleetLimits) -> None:
+        self._cost_ns = SECOND // limits.moves_per_s
+        self._burst_ns = limits.moves_burst * self._cost_ns
+        self._full_ns = 0
+
+    def has_one(self, now_ns: int) -> bool:
+        return max(self._full_ns, now_ns) + self._cost_ns - now_ns <= self._burst_ns
+
+    def take(self, now_ns: int) -> None:
+        self._full_ns = max(self._full_ns, now_ns) + self._cost_ns
 
 
 class TenantShares:

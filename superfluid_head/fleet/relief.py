@@ -136,7 +136,7 @@ class Relief:
             self._warm(generation, slot, placed, now_ns)
 
     def _is_room_elsewhere(self, generation: Generation, slot: Slot, now_ns: int) -> bool:
-        """A node that drains is still better than none."""
+        """Say whether to leave at all: a node that drains is still better than none."""
         placed = self._place(generation, slot, now_ns)
         if placed is None:
             return False
@@ -153,15 +153,11 @@ class Relief:
             self._tries[slot.session] = WARM_TRIES_MAX
         return None
 
-    def _warm(
-        self, generation: Generation, source: Slot, placed: Reserved, now_ns: int
-    ) -> None:
+    def _warm(self, generation: Generation, source: Slot, placed: Reserved, now_ns: int) -> None:
         node, session = self._nodes[placed.choice.node], self.new_session()
         standing = node.standing
         assert standing is not None, "a node without a link was chosen"
-        slot = Slot(
-            session, 1, standing.number, node.key, node.title, placed.reservation, now_ns
-        )
+        slot = Slot(session, 1, standing.number, node.key, node.title, placed.reservation, now_ns)
         self._warming[session] = Warming(generation, source, slot, now_ns)
         node.slots[session] = slot
         journal = generation.machine.journal

@@ -18,15 +18,18 @@ from superfluid_core.limits import FleetLimits, LinkLimits
 from superfluid_core.logs import log
 from superfluid_core.placement.policies import Refusal, RefusalKind
 from superfluid_core.placement.reserve import Placed as Reserved
+from superfluid_core.placement.view import Fit
 from superfluid_core.session import FinishReason, QosClass
 from superfluid_core.wire.messages import CancelSession, SetClass, Tokens
 from superfluid_head.fleet import transitions as t
+from superfluid_head.fleet.chronicle import Chronicle
 from superfluid_head.fleet.desk import Desk
 from superfluid_head.fleet.events import EndEvent, MovedEvent, ProgressEvent, TokensEvent
 from superfluid_head.fleet.generation import Phase
 from superfluid_head.fleet.node import FleetNode, SessionMessage
 from superfluid_head.fleet.quarantine import QuarantineTable
-from superfluid_head.fleet.queue import Pace, Ticket, WaitingRoom
+from superfluid_head.fleet.queue import MoveRate, Pace, Ticket, WaitingRoom
+from superfluid_head.fleet.relief import Relief
 from superfluid_head.fleet.standing import Counters, Slot
 from superfluid_head.fleet.stream import Generation
 from superfluid_head.fleet.translate import error_of, input_of, open_of, too_long, wait_over
@@ -37,6 +40,7 @@ BUSY_MS = 100
 BUSY_MS_MAX = 10_000
 NO_WORKER_RETRY_MS = 5_000
 PACE_MS_UNKNOWN = 1_000
+FULL_ONLY = frozenset((Fit.FULL,))
 
 
 class Runner:
@@ -52,6 +56,8 @@ class Runner:
     ) -> None:
         self.generations: dict[int, Generation] = {}
         self.room = WaitingRoom(limits[0])
+        self.chronicle = Chronicle(clock, nodes)
+        self.relief = Relief(nodes, desk, clock, limits, self.feed)
         self.pace = Pace()
         self.counters = Counters()
         self.quarantine = quarantine
@@ -60,12 +66,18 @@ class Runner:
         self._desk = desk
         self._clock = clock
         self._link_limits = limits[1]
+        self._moves = MoveRate(limits[0])
         self._is_pump_due = False
 
     # --- generations ---
 
+    async def prepare(self, generation: Generation) -> None:
+        """Do what may take a while before the generation begins."""
+        await self._desk.warmth.name(generation.request, generation.names)
+
     def begin(self, generation: Generation) -> None:
         self.generations[generation.session] = generation
+        self.room.shares.begin(generation.request.tenant)
         self._act(generation, generation.machine.begin())
 
     def feed(self, generation: Generation, event: t.Input) -> None:
@@ -80,7 +92,8 @@ class Runner:
         """Forget a generation that has ended; its reader has left."""
         assert generation.machine.phase is Phase.ENDED, "left while it runs"
         self.room.leave(generation.session)
-        self.generations.pop(generation.session, None)
+        if self.generations.pop(generation.session, None) is not None:
+            self.room.shares.end(generation.request.tenant)
 
     def set_class(self, generation: Generation, qos: QosClass) -> None:
         generation.qos = qos
@@ -106,6 +119,9 @@ class Runner:
         self._hear(message.session, input_of(link, message))
 
     def _hear(self, session: int, event: t.NodeInput) -> None:
+        if session in self.relief:
+            self.relief.heard(session, event)
+            return
         generation = self.generations.get(session)
         if generation is None:
             self.counters.stale_rows += isinstance(event, t.Arrived)
@@ -120,12 +136,15 @@ class Runner:
         self.feed(generation, event)
 
     def stalled(self, slot: Slot) -> None:
-        generation = self.generations.get(slot.session)
-        if generation is not None:
-            self.feed(generation, t.Stalled(slot.link, slot.epoch))
+        stalled = t.Stalled(slot.link, slot.epoch)
+        if slot.session in self.relief:
+            self.relief.heard(slot.session, stalled)
+        elif slot.session in self.generations:
+            self.feed(self.generations[slot.session], stalled)
 
     def node_lost(self, node: FleetNode, loss: t.Loss) -> None:
         """Move everything that was placed on `node`."""
+        self.relief.node_lost(node)
         for slot in list(node.slots.values()):
             generation = self.generations.get(slot.session)
             if generation is not None:
@@ -142,7 +161,10 @@ class Runner:
         now_ns = self._clock.now_ns()
         self.counters.faults += 1
         is_last = self._desk.is_last_healthy(node, now_ns)
+        self.chronicle.tell("fault", node=node.title, reason=reason)
         if node.circuit.fault(now_ns, is_last_healthy=is_last):
+            self._desk.unsettle(node)
+            self.chronicle.tell("node-rests", node=node.title, reason=reason)
             log(logger, "warning", "node rests after faults", node=node.title, reason=reason)
 
     # --- time ---
@@ -156,6 +178,7 @@ class Runner:
                 self.feed(generation, t.NotPlaced(code, wait_over(code), NO_WORKER_RETRY_MS))
         for generation in list(self.generations.values()):
             self.feed(generation, t.Tick())
+        self.relief.tick(self.generations, now_ns)
         if len(self.room):
             self.pump()
 
@@ -179,7 +202,7 @@ class Runner:
             journal = generation.machine.journal
             is_interactive = generation.qos is QosClass.INTERACTIVE
             kind = (generation.request.model, journal.weights, wanted.is_move, is_interactive)
-            if kind in blocked:
+            if kind in blocked or (wanted.is_move and not self._moves.has_one(now_ns)):
                 continue
             if wanted.verdict is not None and not self._desk.is_any_left(generation, wanted):
                 self.room.leave(ticket.session)
@@ -199,7 +222,7 @@ class Runner:
         match refusal.kind:
             case RefusalKind.FULL:
                 ticket.without_node_since_ns = None
-                return not refusal.scores or all(s.fit == "lanes full" for s in refusal.scores)
+                return refusal.fits <= FULL_ONLY
             case RefusalKind.TOO_LONG:
                 self.room.leave(ticket.session)
                 self.feed(generation, too_long(generation, refusal))
@@ -225,16 +248,21 @@ class Runner:
         self.room.leave(ticket.session)
         if ticket.has_waited:
             self.pace.placed(ticket.since_ns, now_ns)
+        if not ticket.is_move:
+            self.room.shares.charge(ticket.tenant, ticket.tokens, 0)
         wanted = generation.waiting.place
         assert wanted is not None, "placed without being asked"
         generation.waiting.place = None
         epoch = generation.machine.journal.epoch
-        slot = Slot(
-            ticket.session, epoch, standing.number, node.key, node.title, reservation, now_ns
-        )
+        where = (standing.number, node.key, node.title)
+        slot = Slot(ticket.session, epoch, *where, reservation, now_ns)
         generation.waiting.take(slot)
         node.slots[ticket.session] = slot
-        self._log_placement(generation, wanted, placed, (now_ns - ticket.since_ns) // MS)
+        if wanted.is_move:
+            self._moves.take(now_ns)
+        self.counters.placements += 1
+        waited_ms = (now_ns - ticket.since_ns) // MS
+        self.chronicle.placed(request, epoch, wanted, choice, waited_ms)
         offer = standing.offers[request.model]
         stops = frozenset(request.stop_ids)
         self.feed(
@@ -248,25 +276,6 @@ class Runner:
                 stop_ids=stops if request.ignore_eos else stops | frozenset(offer.eos_ids),
                 max_output=choice.max_output,
             ),
-        )
-
-    def _log_placement(
-        self, generation: Generation, wanted: t.Place, placed: Reserved, waited_ms: int
-    ) -> None:
-        self.counters.placements += 1
-        record = self._desk.record(generation, wanted, placed.choice, waited_ms)
-        log(
-            logger,
-            "info",
-            "placed",
-            request=generation.request.request_id,
-            choice=record.choice,
-            node=record.node,
-            reason=record.reason,
-            epoch=record.epoch,
-            policy=record.policy,
-            waited_ms=waited_ms,
-            scores="; ".join(record.scores),
         )
 
     # --- doing what machines ask for ---
@@ -297,6 +306,7 @@ class Runner:
         match action:
             case t.Deliver():
                 self._note_success(generation)
+                self.room.shares.charge(generation.request.tenant, 0, len(action.ids))
                 generation.push(TokensEvent(action.first, action.ids, action.logprobs))
             case t.Report():
                 generation.push(ProgressEvent(action.done, action.total, action.cached))
@@ -308,9 +318,8 @@ class Runner:
             case t.End():
                 self._learn(generation, action.reason)
                 self.counters.ended += 1
-                generation.push(
-                    EndEvent(action.reason, action.stop_id, journal.cached, journal.moves)
-                )
+                cached, moves = journal.cached, journal.moves
+                generation.push(EndEvent(action.reason, action.stop_id, cached, moves))
             case t.Fail():
                 self.room.leave(generation.session)
                 self.counters.failed += 1
@@ -323,13 +332,14 @@ class Runner:
         waiting.place = wanted
         waiting.since_ns = waiting.since_ns or now_ns
         is_accepted = wanted.is_move or generation.machine.journal.epoch > 1
-        tokens = len(generation.request.prompt)
+        request = generation.request
         ticket = self.room.enter(
-            generation.session, generation.qos, waiting.since_ns, is_move=is_accepted, tokens=tokens
+            generation.session, generation.qos, waiting.since_ns, is_move=is_accepted
         )
+        ticket.tenant, ticket.tokens = request.tenant, len(request.prompt)
         self.pump()
         ticket.has_waited = True
-        pace_ns = self.pace.ns or self._desk.pace_ns(generation.request)
+        pace_ns = self.pace.ns or self._desk.pace_ns(request)
         known_ns = pace_ns or PACE_MS_UNKNOWN * MS
         try:
             self.room.judge_room(generation.session, known_ns, is_measured=pace_ns > 0)
@@ -381,17 +391,7 @@ class Runner:
     def _announce(self, generation: Generation, action: t.Announce) -> None:
         self.counters.moves += 1
         journal = generation.machine.journal
-        log(
-            logger,
-            "warning",
-            "moved",
-            request=generation.request.request_id,
-            choice=generation.request.choice,
-            moves=action.moves,
-            reason=action.reason,
-            epoch=journal.epoch,
-            delivered=len(journal.ids),
-        )
+        self.chronicle.moved(generation.request, action, journal.epoch, len(journal.ids))
         generation.push(MovedEvent(action.moves, action.reason))
 
     def _learn(self, generation: Generation, reason: FinishReason) -> None:

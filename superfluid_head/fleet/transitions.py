@@ -159,15 +159,7 @@ class Tick:
 
 NodeInput = Acknowledged | Advanced | Arrived | ClosedByNode | RefusedByNode | Stalled
 HeadInput = (
-    Placed
-    | NodeLost
-    | Relieved
-    | BootVerdict
-    | NotPlaced
-    | TooNarrow
-    | ClientGone
-    | StopAt
-    | Tick
+    Placed | NodeLost | Relieved | BootVerdict | NotPlaced | TooNarrow | ClientGone | StopAt | Tick
 )
 Input = NodeInput | HeadInput
 

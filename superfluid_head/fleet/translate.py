@@ -17,7 +17,7 @@ from superfluid_core.session import QosClass
 from superfluid_core.wire.messages import Closed, Open, Opened, ProgressReport, Refuse
 from superfluid_head.fleet import transitions as t
 from superfluid_head.fleet.codes import BUSY_CODES
-from superfluid_head.fleet.generation import Journal
+from superfluid_head.fleet.journal import Journal
 from superfluid_head.fleet.standing import Slot
 from superfluid_head.fleet.stream import Generation
 

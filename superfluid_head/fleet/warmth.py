@@ -51,7 +51,10 @@ class ContextNames:
         if blocks <= 0:
             return False
         end = start + blocks * size
-        tokens = (*prompt[start:end], *output[max(0, start - len(prompt)) : max(0, end - len(prompt))])
+        tokens = (
+            *prompt[start:end],
+            *output[max(0, start - len(prompt)) : max(0, end - len(prompt))],
+        )
         chain += block_chain(chain[-1] if chain else _root(dialect, request), tokens, size)
         return True
 
@@ -124,7 +127,7 @@ class Warmth:
     async def name(self, request: GenerationRequest, names: ContextNames) -> None:
         """Make the names of a prompt, letting the loop go on between slices."""
         for dialect in self._dialects(request.model):
-            while names.grow(dialect, request, (), SLICE_BLOCKS):
+            while names.grow(dialect, request, (), SLICE_BLOCKS):  # noqa: ASYNC110 - it works, it does not wait
                 await asyncio.sleep(0)
 
     def cached(

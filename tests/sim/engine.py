@@ -8,6 +8,7 @@ is interrupted is the same tick, cut. What an engine can suffer is here too: it 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ class Ills:
     hung_until_ns: int = 0
     dies_of_poison: bool = True
     poisoned: list[tuple[int, ...]] = field(default_factory=list)
+    on_death: Callable[[tuple[int, ...]], None] = lambda _prompt: None
 
 
 class _AddingPause:
@@ -143,6 +145,8 @@ class VirtualEngineLoop(EngineLoop):
             self._timer = self._loop.call_later(left_ns / 1e9, self._arrive)
             return
         if engine.ills.poisoned and engine.ills.dies_of_poison:
+            for prompt in engine.ills.poisoned:
+                engine.ills.on_death(prompt)
             self._post(EngineError("a poisoned prompt"))
             return
         tick_done = self._tick_done

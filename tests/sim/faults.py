@@ -442,7 +442,7 @@ class Faults:
         if head is None or head.fleet is None:
             return None
         self.scene.count("bursts")
-        for _ in range(self.drawn.choice((8, 20, 40))):
+        for _ in range(self.drawn.choice((1, 3)) * 2 * len(self.scene.nodes)):
             head.ask(self.scene.load)
         return 5 * SECOND
 

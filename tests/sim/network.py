@@ -101,6 +101,7 @@ class End(asyncio.Transport):
         self.rx: deque[Item] = deque()
         self.is_gone = False
         self.is_mute = False
+        self._is_told = False
         self._is_closing = False
         self._is_reading = True
         self._is_paused = False
@@ -135,13 +136,16 @@ class End(asyncio.Transport):
             self._leave(None, FIN)
 
     def close(self) -> None:
-        if not self._is_closing and not self.is_gone:
+        if self.is_gone:
+            self._tell(None)
+        elif not self._is_closing:
             self._is_closing = True
             self.flush()
 
     def abort(self) -> None:
         self._is_closing = True
         self._leave(None, FIN)
+        self._tell(None)
 
     def is_closing(self) -> bool:
         return self._is_closing or self.is_gone
@@ -220,7 +224,12 @@ class End(asyncio.Transport):
         self.vanish()
         if word is not None and self.pipe is not None and self.process.world.ghost is None:
             self.pipe.send(ConnectionResetError("connection reset by peer") if has_unread else word)
-        if self.protocol is not None:
+        self._tell(error)
+
+    def _tell(self, error: OSError | None) -> None:
+        """Tell the protocol, once, that it is over."""
+        if self.protocol is not None and not self._is_told:
+            self._is_told = True
             self._soon(self.protocol.connection_lost, error)
 
     def vanish(self) -> None:
@@ -338,7 +347,7 @@ class Port:
         protocol.connection_made(end)
         end.read_soon()
         if end.is_gone:
-            end._soon(protocol.connection_lost, None)
+            end._tell(None)
         await asyncio.sleep(0)
         return end, protocol
 

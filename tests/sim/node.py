@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import superfluid_core.link.dial as dial_module
@@ -101,6 +101,7 @@ class SimNode:
         self.process: Process | None = None
         self.ills = Ills()
         self.is_leaving = False
+        self.on_death: Callable[[SimNode, tuple[int, ...]], None] = lambda _node, _prompt: None
         self.faulty = ""
         self.is_resting = False
         self.terminated_ns: int | None = None
@@ -121,7 +122,10 @@ class SimNode:
         self.starts += 1
         self.is_leaving = False
         self.terminated_ns = None
-        self.ills = Ills(dies_of_poison=self.ills.dies_of_poison)
+        self.ills = Ills(
+            dies_of_poison=self.ills.dies_of_poison,
+            on_death=lambda prompt: self.on_death(self, prompt),
+        )
         process = Process(
             self.world, self.identity, drift_ppm=self.drift_ppm, net=Port(self.network, self.host)
         )

@@ -345,9 +345,17 @@ class World:
 
     def run_until(self, until_ns: int, is_done: Callable[[], bool] | None = None) -> None:
         """Let time pass until then, or until `is_done` (looked at whenever time moves)."""
+        try:
+            self._run_until(until_ns, is_done)
+        finally:
+            self.current = None
+            asyncio._set_running_loop(None)
+
+    def _run_until(self, until_ns: int, is_done: Callable[[], bool] | None) -> None:
         heap = self._heap
         while True:
-            self._run_ready()
+            if self._runnable:
+                self._run_ready()
             if is_done is not None and is_done():
                 return
             if not heap or heap[0][0] > until_ns:
@@ -386,21 +394,18 @@ class World:
     def _turn(self, process: Process) -> None:
         """One iteration of a process's loop: what was ready when it began."""
         loop = process.loop
+        ready = loop.ready
         self.current = process
         asyncio._set_running_loop(loop)
-        try:
-            ready = loop.ready
-            for _ in range(len(ready)):
-                if not ready:
-                    break  # it was killed by one of its own callbacks
-                handle = ready.popleft()
-                if not handle.is_cancelled:
-                    self.events += 1
-                    handle.run(loop)
-                if process.is_dead or process.frozen_until_ns > self.now_ns:
-                    break
-            if ready:
-                self.wake(process)
-        finally:
-            self.current = None
-            asyncio._set_running_loop(None)
+        for _ in range(len(ready)):
+            if not ready:
+                break  # it was killed by one of its own callbacks
+            handle = ready.popleft()
+            if not handle.is_cancelled:
+                self.events += 1
+                handle.run(loop)
+            if process.is_dead or process.frozen_until_ns > self.now_ns:
+                break
+        self.current = None
+        if ready:
+            self.wake(process)

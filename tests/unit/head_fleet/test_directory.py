@@ -37,6 +37,47 @@ def test_what_cannot_be_an_address_is_a_configuration_error(text: Any) -> None:
         parse_fleet(text)
 
 
+def test_a_nodes_file_is_read_beside_other_addresses(tmp_path: Any) -> None:
+    file = tmp_path / "nodes.toml"
+    file.write_text(
+        'nodes = ["box-a=10.0.0.1:9000", "10.0.0.2", { name = "box-c", host = "::1", port = 9001 }]'
+    )
+    assert parse_fleet([f"@{file}", "x=h:1"]) == (
+        NodeAddress("10.0.0.1", 9000, "box-a"),
+        NodeAddress("10.0.0.2", 8454),
+        NodeAddress("::1", 9001, "box-c"),
+        NodeAddress("h", 1, "x"),
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nodes = 5",
+        "nodes = [5]",
+        "other = []",
+        'nodes = ["a:1", "a:1"]',
+        'nodes = ["a:1,b:2"]',
+        'nodes = ["@/etc/passwd"]',
+        'nodes = [{ host = "a", port = "1" }]',
+        'nodes = [{ host = "a", weight = 2 }]',
+        'nodes = [{ host = "a=b" }]',
+        'nodes = [{ host = "a", port = 99999 }]',
+        "nodes = [",
+    ],
+)
+def test_a_nodes_file_that_is_wrong_is_refused_as_a_whole(tmp_path: Any, text: Any) -> None:
+    file = tmp_path / "nodes.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError):
+        parse_fleet(f"@{file}")
+
+
+def test_a_nodes_file_that_is_not_there_says_so(tmp_path: Any) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        parse_fleet(f"@{tmp_path}/none.toml")
+
+
 def test_an_identity_is_live_at_one_address_only_and_the_refusal_names_it() -> None:
     directory = Directory()
     assert directory.admit("a:1", "box-a", WELCOME).offers

@@ -154,6 +154,24 @@ def test_a_draining_node_hands_over_without_using_up_the_moves() -> None:
     assert machine.journal.moves == DRAINS_MAX
 
 
+def test_a_planned_move_hears_the_old_node_until_it_happens_and_goes_to_the_warmed_one() -> None:
+    machine = begun()
+    machine.on_event(row(machine, 10), 0)
+    assert machine.on_event(t.Relieved(2, 1, "b"), 0) == []
+    assert machine.on_event(t.Relieved(1, 0, "b"), 0) == []
+    assert machine.on_event(row(machine, 11), 0) == [t.Deliver(1, (11,), ())]
+    late = row(machine, 12)
+    actions = machine.on_event(t.Relieved(1, 1, "b"), 0)
+    assert kinds(actions) == ["Leave", "Announce", "Place"]
+    assert actions[0].is_told
+    assert (actions[2].target, actions[2].avoid) == ("b", frozenset("a"))
+    assert machine.on_event(late, 0) == []
+    machine.on_event(placed("b", 2), 0)
+    assert machine.on_event(late, 0) == []
+    assert machine.on_event(row(machine, 12), 0) == [t.Deliver(2, (12,), ())]
+    assert machine.journal.failures == 0
+
+
 def test_two_dead_processes_quarantine_the_request() -> None:
     machine = begun()
     machine.on_event(t.NodeLost(1, t.Loss.CUT), 0)
@@ -343,7 +361,7 @@ class World:
             machine.placement.link, machine.journal.epoch, first, ids, (), finish, stop_id
         )
 
-    def step(self, kind: str, number: int) -> None:  # noqa: C901 - one line a kind
+    def step(self, kind: str, number: int) -> None:  # noqa: C901, PLR0912 - one line a kind
         self.now += SECOND // 10
         machine = self.machine
         at = machine.placement
@@ -370,6 +388,10 @@ class World:
             self.feed(t.ClosedByNode(link, epoch, reasons[number % len(reasons)]))
         elif kind == "busy":
             self.feed(t.RefusedByNode(link, epoch, ErrorCode.OVERLOADED))
+        elif kind == "relieve":
+            # sometimes of a placement that is over, sometimes to a node that is not there
+            target = (None, f"n{number % 4}")[number % 2]
+            self.feed(t.Relieved(link + (number % 5 == 4), epoch - (number % 7 == 6), target))
         elif kind == "verdict":
             boot = f"b{max(0, self.links - number % 2)}"
             self.feed(t.BootVerdict(boot, is_lost=number % 3 == 0))
@@ -389,6 +411,7 @@ KINDS = [
     "stalled",
     "closed",
     "busy",
+    "relieve",
     "verdict",
     "tick",
     "place",

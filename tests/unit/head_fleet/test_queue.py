@@ -10,7 +10,7 @@ from superfluid_core.clock import MS, SECOND
 from superfluid_core.errors import CapacityError, ErrorCode
 from superfluid_core.limits import FleetLimits
 from superfluid_core.session import QosClass
-from superfluid_head.fleet.queue import WaitingRoom
+from superfluid_head.fleet.queue import MoveRate, WaitingRoom
 
 
 def order(room: Any, now_ns: Any = 0) -> Any:
@@ -77,3 +77,62 @@ def test_leaving_twice_is_harmless() -> None:
     room.leave(1)
     room.leave(1)
     assert order(room) == []
+
+
+# --- fairness ---------------------------------------------------------------------------------------
+
+
+def enter(room: WaitingRoom, session: int, tenant: str, tokens: int = 100, **where: Any) -> None:
+    room.shares.begin(tenant)
+    room.enter(session, QosClass.AGENT, session, tenant=tenant, tokens=tokens, **where)
+
+
+def test_tenants_take_turns_however_many_of_one_wait() -> None:
+    room = WaitingRoom(FleetLimits())
+    for session in range(1, 6):
+        enter(room, session, "crowd")
+    enter(room, 6, "lone")
+    enter(room, 7, "lone")
+    assert order(room) == [1, 6, 2, 7, 3, 4, 5]
+
+
+def test_turns_are_counted_in_tokens_and_a_token_of_output_is_two() -> None:
+    room = WaitingRoom(FleetLimits())
+    enter(room, 1, "long", tokens=350)
+    enter(room, 2, "long", tokens=350)
+    for session in range(3, 8):
+        enter(room, session, "short")
+    assert order(room) == [1, 3, 4, 5, 6, 2, 7]
+    room.shares.charge("short", 0, 200)
+    assert order(room)[:2] == [1, 2]
+
+
+def test_a_tenant_that_comes_back_has_no_claim_and_no_debt_is_forgiven() -> None:
+    room = WaitingRoom(FleetLimits())
+    room.shares.begin("steady")
+    room.shares.charge("steady", 1_000, 0)
+    room.shares.begin("new")
+    assert room.shares.served("new") == 1_000
+    room.shares.charge("new", 500, 0)
+    room.shares.end("new")
+    room.shares.begin("new")
+    assert room.shares.served("new") == 1_500
+
+
+def test_moved_sessions_and_better_classes_go_before_any_tenants_turn() -> None:
+    room = WaitingRoom(FleetLimits())
+    room.shares.charge("busy", 10_000, 0)
+    enter(room, 1, "idle")
+    enter(room, 2, "busy", is_move=True)
+    room.enter(3, QosClass.INTERACTIVE, 3, tenant="busy", tokens=9)
+    assert order(room) == [2, 3, 1]
+
+
+def test_moves_of_the_whole_fleet_are_bounded_at_once_and_a_second() -> None:
+    rate = MoveRate(FleetLimits(moves_per_s=10, moves_burst=3))
+    now_ns = 5 * SECOND
+    for _ in range(3):
+        assert rate.has_one(now_ns)
+        rate.take(now_ns)
+    assert not rate.has_one(now_ns)
+    assert rate.has_one(now_ns + 100 * MS)

@@ -71,6 +71,20 @@ _RULES = st.builds(
 )
 
 
+def _with_host(rules: Rules, blocks: int, mode: PreemptMode) -> Rules:
+    if not blocks:
+        return rules
+    return replace(rules, park=True, park_bytes=blocks * _BLOCK_BYTES, preempt_mode=mode)
+
+
+_RULES_AND_HOST = st.builds(
+    _with_host,
+    _RULES,
+    st.sampled_from([0, 8, 16, 60]),
+    st.sampled_from([PreemptMode.SWAP, *PreemptMode]),
+)
+
+
 class _Order(NamedTuple):
     """What to submit; options are rare."""
 
@@ -87,7 +101,7 @@ class _Order(NamedTuple):
 _ORDERS = st.builds(
     _Order,
     st.sampled_from(_TEXTS),
-    st.integers(1, 44),
+    st.integers(1, 44) | st.sampled_from([8, 12, 16, 24]),
     st.sampled_from([0, 0, 0, 2, 6]),
     st.integers(1, 24),
     st.sampled_from([0, 3]),
@@ -103,25 +117,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     sessions: Bundle[SessionKey] = Bundle("sessions")
 
     @initialize(
-        lanes=st.integers(1, 4),
+        lanes=st.sampled_from([1, 1, 2, 3, 4]),
         blocks=st.integers(3, 16),
         step=st.sampled_from([5, 8, 32]),
         budget=st.sampled_from([4, 16, 64]),
         watermark=st.sampled_from([0, 10]),
-        rules=_RULES,
-        park=st.sampled_from([0, 4, 16, 60]),
-        mode=st.sampled_from([PreemptMode.SWAP, *PreemptMode]),
+        rules=_RULES_AND_HOST,
     )
     def begin(
-        self,
-        lanes: int,
-        blocks: int,
-        step: int,
-        budget: int,
-        watermark: int,
-        rules: Rules,
-        park: int,
-        mode: PreemptMode,
+        self, lanes: int, blocks: int, step: int, budget: int, watermark: int, rules: Rules
     ) -> None:
         limits = SchedulerLimits(
             lanes=lanes,
@@ -133,8 +137,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             starvation_ticks=4,
         )
         shape = PoolShape(4, blocks, 40, kv_bytes_per_token=1, host_copy_bytes_per_s=1e9)
-        if park:
-            rules = replace(rules, park=True, park_bytes=park * _BLOCK_BYTES, preempt_mode=mode)
         self.rig = Rig(limits, shape, rules)
         self.number = 0
         self.refusals = 0
@@ -190,7 +192,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     def chat(self, order: _Order) -> SessionKey:
         """Somebody urgent comes while others decode: what preemption by class needs."""
         self.many_steps(6)
-        urgent = order._replace(qos=QosClass.INTERACTIVE, option="", max_output=2, min_output=0)
+        urgent = order._replace(
+            qos=QosClass.INTERACTIVE,
+            prompt=min(order.prompt, 6),
+            delivered=0,
+            max_output=2,
+            min_output=0,
+            option="",
+        )
         spec = self._spec(urgent)
         self._give(Submit(spec))
         return spec.key
@@ -216,7 +225,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.refusals += 1
             self.rig.end(TickOutcome.REFUSED)
 
-    @rule(level=st.sampled_from(PressureLevel), draw=st.integers(0, 4))
+    @rule(level=st.sampled_from(PressureLevel), draw=st.integers(0, 9))
     def pressure(self, level: PressureLevel, draw: int) -> None:
         """Rare, for it closes the host's store for a minute."""
         if draw == 0:

@@ -413,9 +413,7 @@ def check_park(rig: Rig) -> None:
     assert parked == set(park._sessions), "a ticket without its session, or the other way"
     assert not any(each.parked for each in state.lanes), "an active session is parked"
     prefixes = {each.ticket for each in park._prefixes.values()}
-    assert park.blocks == sum(park._sessions.values()) + len(prefixes) + sum(
-        park._leaving.values()
-    )
+    assert park.blocks == sum(park._sessions.values()) + len(prefixes) + sum(park._leaving.values())
     assert 0 <= park.blocks <= park.blocks_max, "the host's memory is overbooked"
     coming = set(park._ins) | {ticket for ticket, _ in park._flight.ins}
     assert set(park._leaving) == coming, "a ticket left and never comes in"
