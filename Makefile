@@ -2,11 +2,14 @@
 #   PYTHON=python3.12       the interpreter that .venv is built on
 #   TORCH_INDEX=address     where to take torch from when none is installed (README, "Without a GPU")
 #   ARGS='...'              passed on to pytest, the demo or the bench
+#   HOURS=100               simulated hours of the soak
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 STAMP := .venv/.complete
+HOURS ?= 100
+JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
 .PHONY: help venv demo test lint format soak bench clean
 
@@ -35,12 +38,15 @@ format: $(STAMP)  ## put the code in its format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-soak: $(STAMP)  ## the long versions: many kills, with the simulated and with the real model
+soak: $(STAMP)  ## the long versions: a fleet in virtual time under faults, many kills of real nodes
+	$(BIN)/python -m tests.sim.soak --hours $(HOURS) --jobs $(JOBS)
 	$(BIN)/superfluid bench failover --engine mock --runs 200
 	$(BIN)/superfluid bench failover --engine native --runs 20
 
-bench: $(STAMP)  ## decode and prefill beside llama-server and transformers
+bench: $(STAMP)  ## decode and prefill beside llama-server and transformers, planning, a burst with one prefix
 	$(BIN)/superfluid bench compare $(ARGS)
+	$(BIN)/python -m tests.unit.scheduler.bench_plan
+	$(BIN)/python -m tests.unit.engine_torch.bench_prefix
 
 clean:  ## remove .venv and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build dist

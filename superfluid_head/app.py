@@ -18,6 +18,7 @@ from superfluid_core.errors import SuperfluidError
 from superfluid_head.api.body import ClientGoneError
 from superfluid_head.api.chat import ChatEndpoint
 from superfluid_head.api.errors import ApiError, from_error, internal, not_found, wrong_verb
+from superfluid_head.api.fleet import FleetEndpoint
 from superfluid_head.api.gate import Gate, GateRules
 from superfluid_head.api.health import HealthEndpoint
 from superfluid_head.api.models import ModelsEndpoint
@@ -34,7 +35,7 @@ def routes(head: Head) -> list[tuple[tuple[str, ...], str, Handler]]:
     """Every route: verbs, path, handler."""
     chat, models, health = ChatEndpoint(head), ModelsEndpoint(head), HealthEndpoint(head)
     sessions = SessionsEndpoint(head.sessions, head.qos, head.limits)
-    prefixes, nodes = PrefixesEndpoint(head), NodesEndpoint(head)
+    prefixes, nodes, fleet = PrefixesEndpoint(head), NodesEndpoint(head), FleetEndpoint(head)
     return [
         (("POST",), "/v1/chat/completions", chat.post),
         (READ, "/v1/sessions", sessions.every),
@@ -43,6 +44,11 @@ def routes(head: Head) -> list[tuple[tuple[str, ...], str, Handler]]:
         (("DELETE",), "/v1/sessions/{session}", sessions.cancel),
         (("POST",), "/v1/prefixes", prefixes.post),
         (("DELETE",), "/v1/prefixes/{prefix}", prefixes.delete),
+        (READ, "/v1/fleet", fleet.state),
+        (("GET",), "/v1/fleet/events", fleet.events),
+        (READ, "/v1/fleet/requests/{request:path}", fleet.why),
+        (("POST",), "/v1/fleet/nodes/{node:path}/drain", fleet.drain),
+        (("POST",), "/v1/fleet/nodes/{node:path}/undrain", fleet.undrain),
         (READ, "/v1/fleet/nodes/{node}/stats", nodes.stats),
         (READ, "/scheduler/stats", nodes.every),
         (READ, "/v1/models", models.every),

@@ -85,8 +85,8 @@ OPTIONS: tuple[Option, ...] = (
            metavar="MODEL", repeated=True),
     Option("model-name", "Public name of the model of a local node.", _name, metavar="NAME"),
     Option("node-arg", "Argument for the local node, repeatable: --node-arg=--max-batch=4.", metavar="ARG", repeated=True),
-    Option("fleet", "Nodes, separated by commas or repeated.  [default: one local node for MODEL]",
-           metavar="[NAME=]HOST[:PORT]", repeated=True),
+    Option("fleet", "Nodes, separated by commas or repeated, or @FILE, read again on SIGHUP.  "
+           "[default: one local node for MODEL]", metavar="[NAME=]HOST[:PORT]", repeated=True),
     Option("fleet-auth", "Fleet key file (superfluid fleet key).", metavar="FILE"),
     Option("insecure-no-auth", "Nodes without a key, and listeners off loopback without API keys.", is_flag=True),
     Option("http", "Address for clients, repeatable; [v6]:PORT for IPv6.", default=(f"127.0.0.1:{HTTP_PORT}",),
@@ -106,6 +106,8 @@ OPTIONS: tuple[Option, ...] = (
            _FLEET.queued_tokens_max, metavar="N"),
     Option("ttft-slo-ms", "Refuse what is predicted to wait longer for a lane; 0 is off.", integer(0, 86_400_000),
            _FLEET.ttft_slo_ms, metavar="N"),
+    Option("fleet-pool-high", "Occupancy from which load-aware placement avoids a node while another is below, percent.",
+           integer(1, 100), _FLEET.pool_high_pct, metavar="PCT"),
     Option("http-default-qos", "Class of requests that name none.  [default: agent]", QosClass.parse, metavar="CLASS"),
     Option("no-http-qos-header", "Ignore x-superfluid-qos, but for keys with a ceiling of their own.", is_flag=True),
     Option("http-allow-batch-invariant", "Let anybody ask for a lane that ticks alone.", is_flag=True),
@@ -127,6 +129,8 @@ class Surroundings:
 
     notify_socket: str | None
     hub_token: str | None
+    watchdog_usec: str | None = None
+    watchdog_pid: str | None = None
 
     def __repr__(self) -> str:
         return "Surroundings(...)"
@@ -140,6 +144,7 @@ class HeadConfig:
     model_name: str | None
     node_arguments: tuple[str, ...]
     fleet: tuple[NodeAddress, ...]
+    fleet_texts: tuple[str, ...]
     fleet_auth: Path | None
     insecure_no_auth: bool
     http: tuple[tuple[str, int], ...]
@@ -158,6 +163,11 @@ class HeadConfig:
     log_level: str
     around: Surroundings
 
+    @property
+    def is_fleet_judged(self) -> bool:
+        """Whether somebody answered for nodes off this machine: a key, or the word that none is wanted."""
+        return self.fleet_auth is not None or self.insecure_no_auth
+
 
 def read_settings(flags: Mapping[str, Any], file: str | None) -> dict[str, Setting]:
     """Merge flags, environment and the configuration file (`file`, or the default one if it exists)."""
@@ -168,7 +178,10 @@ def read_settings(flags: Mapping[str, Any], file: str | None) -> dict[str, Setti
 
 def surroundings() -> Surroundings:
     """Read what the supervisor and the hub left in the environment."""
-    return Surroundings(os.environ.get("NOTIFY_SOCKET"), os.environ.get("HF_TOKEN"))
+    get = os.environ.get
+    return Surroundings(
+        get("NOTIFY_SOCKET"), get("HF_TOKEN"), get("WATCHDOG_USEC"), get("WATCHDOG_PID")
+    )
 
 
 def client_key(file: str | None) -> str | None:
@@ -186,13 +199,8 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> HeadC
         raise ConfigError("nothing to serve: give a MODEL, or --fleet HOST:PORT")
     if value["fleet_auth"] and value["insecure_no_auth"]:
         raise ConfigError("--fleet-auth and --insecure-no-auth exclude each other")
-    nodes = parse_fleet(fleet)
-    strangers = [node for node in nodes if not _is_here(node.host)]
-    if strangers and not (value["fleet_auth"] or value["insecure_no_auth"]):
-        raise ConfigError(
-            f"--fleet {strangers[0]}: a node off this machine needs --fleet-auth FILE (make one with: "
-            "superfluid fleet key), or --insecure-no-auth"
-        )
+    is_judged = bool(value["fleet_auth"] or value["insecure_no_auth"])
+    nodes = read_fleet(fleet, is_judged=is_judged)
     if len(models) > 1 and not fleet:
         raise ConfigError("several models need --fleet: a local node serves one")
     if value["model_name"] and fleet:
@@ -209,6 +217,7 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> HeadC
         model_name=value["model_name"],
         node_arguments=() if fleet else (*local.arguments, *value["node_arg"]),
         fleet=nodes,
+        fleet_texts=tuple(fleet),
         fleet_auth=_path(value["fleet_auth"]),
         insecure_no_auth=value["insecure_no_auth"],
         http=tuple(parse_address(text, HTTP_PORT) for text in value["http"]),
@@ -223,6 +232,7 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> HeadC
             queue_max=value["max_queue"],
             queued_tokens_max=value["max_queued_tokens"],
             ttft_slo_ms=value["ttft_slo_ms"],
+            pool_high_pct=value["fleet_pool_high"],
         ),
         qos=_qos(value),
         prefix_shared=value["prefix_scope"] == "shared",
@@ -232,6 +242,18 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> HeadC
         log_level=value["log_level"],
         around=around,
     )
+
+
+def read_fleet(texts: tuple[str, ...], *, is_judged: bool) -> tuple[NodeAddress, ...]:
+    """Read `--fleet`, and the files that it names. Raises ConfigError, also for strangers that nobody answers for."""
+    nodes = parse_fleet(texts)
+    strangers = [node for node in nodes if not _is_here(node.host)]
+    if strangers and not is_judged:
+        raise ConfigError(
+            f"--fleet {strangers[0]}: a node off this machine needs --fleet-auth FILE (make one with: "
+            "superfluid fleet key), or --insecure-no-auth"
+        )
+    return nodes
 
 
 class _Local(NamedTuple):

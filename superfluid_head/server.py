@@ -2,7 +2,7 @@
 
 Order matters: what can fail at once fails first (sockets, keys, model files), then the fleet is dialled, then HTTP
 serves. SIGTERM: `/readyz` is 503 at once, new generations are refused, running ones finish up to the drain limit, the
-rest end with an error, exit 0. A second signal cuts at once.
+rest end with an error, exit 0. A second signal cuts at once. SIGHUP is `reload.py`'s.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from superfluid_core.limits import HttpLimits, LinkLimits
 from superfluid_core.link.addresses import format_address
 from superfluid_core.link.keys import FleetKeys, load_keys
 from superfluid_core.logs import log
-from superfluid_core.notify import READY, STOPPING, notify
+from superfluid_core.notify import READY, STOPPING, WATCHDOG, notify, watchdog_interval_ms
 from superfluid_core.placement.policies import Policy
 from superfluid_head.api.inflight import Inflight
 from superfluid_head.api.protocol import protocol_class
@@ -40,6 +40,7 @@ from superfluid_head.fleet.fleet import Fleet, FleetOptions
 from superfluid_head.fleet.local import LOCAL_KEY, LocalNode
 from superfluid_head.listeners import bound, judge_exposure, loopback_ports, open_sockets
 from superfluid_head.metrics import HeadMetrics
+from superfluid_head.reload import Reloader
 from superfluid_head.text.catalog import TextCatalog
 from superfluid_head.text.chat import TextWorkers
 
@@ -131,12 +132,15 @@ async def _run(config: HeadConfig, clock: Clock, sockets: list[socket.socket]) -
             head = _head(config, clock, fleet, texts, warnings)
             server = http_server(build_app(head, loopback_ports(places)), config.limits)
             parts = _Parts(fleet, texts, head, server)
+            reloader = Reloader(config, fleet)
             tasks += [
                 group.create_task(fleet.run()),
+                group.create_task(reloader.run()),
                 group.create_task(texts.follow(fleet)),
                 group.create_task(_watch_lag(head.metrics, clock)),
                 group.create_task(_announce(fleet)),
                 group.create_task(_repeat_warnings(warnings)),
+                group.create_task(_feed_watchdog(config)),
                 group.create_task(_stop_on_signal(parts, config)),
             ]
             _say_ready(config, places)
@@ -269,6 +273,15 @@ async def _repeat_warnings(warnings: tuple[str, ...]) -> None:
         for words in warnings:
             log(_logger, "warning", words)
         await asyncio.sleep(LinkLimits().insecure_warning_s)
+
+
+async def _feed_watchdog(config: HeadConfig) -> None:
+    """Tell the supervisor that the event loop turns: a head has nothing else that could hang."""
+    around = config.around
+    interval_ms = watchdog_interval_ms(around.watchdog_usec, around.watchdog_pid, os.getpid())
+    while interval_ms is not None:
+        notify(WATCHDOG, around.notify_socket)
+        await asyncio.sleep(interval_ms / 1000)
 
 
 class _Signals:

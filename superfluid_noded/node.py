@@ -23,6 +23,7 @@ from superfluid_noded.build import Built, scheduler_sizes
 from superfluid_noded.config import NodeConfig
 from superfluid_noded.metrics import NodeMetrics
 from superfluid_noded.pins import Pins
+from superfluid_noded.prefix_reports import PrefixReports
 from superfluid_noded.psi import PressureWatch
 from superfluid_noded.recording import RecordedScheduler, RecordFile, Sizes
 from superfluid_noded.service import Service
@@ -82,6 +83,7 @@ class Node:
         for each, scheduler in zip(cards[1:], schedulers[1:], strict=True):
             self.metrics.add_model(each.names[0], scheduler.stats)
         self.agent = Agent(card, clock, self.metrics, self.submit, limits, self.pins)
+        self.prefixes = PrefixReports(self.scheduler, self.agent.roster)
         self.teller = Teller(self.agent, clock, self.metrics, limits)
         watch = _Watches(self.teller, self.metrics)
         self.servings = tuple(

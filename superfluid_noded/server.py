@@ -140,6 +140,7 @@ class NodeServer:
             tasks += [
                 group.create_task(node.service.tell_status()),
                 group.create_task(node.service.keep_time()),
+                group.create_task(node.prefixes.tell()),
                 group.create_task(self._feed_watchdog(node)),
             ]
             if node.pressure is not None:

@@ -250,11 +250,10 @@ class Link:
                 self._gone(None)  # now: until the transport says so, somebody could still send
             except RemoteProtocolError as breach:
                 self._finish(breach.message, breach)
+            self._close_transport()
 
     def _gone(self, error: BaseException | None) -> None:
-        why = (
-            "the peer closed the connection" if error is None else f"the connection broke: {error}"
-        )
+        why = f"the connection broke: {error}" if error else "the peer closed the connection"
         self._finish(f"{why} ({self._farewell})" if self._farewell else why, error)
 
     def on_lost(self, error: BaseException | None) -> None:
@@ -274,9 +273,7 @@ class Link:
     def _write(self, data: bytes) -> None:
         if self._transport is None:
             raise LocalProtocolError("the link has no transport yet")
-        if (
-            self._transport.is_closing()
-        ):  # broken, and nobody was told yet: writing would only fill the log
+        if self._transport.is_closing():  # broken, nobody was told yet: writing only fills the log
             self._finish(BROKEN)
             return
         self._watch.last_sent_ns = self._clock.now_ns()

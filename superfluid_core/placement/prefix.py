@@ -125,7 +125,8 @@ class PrefixIndex:
                 spans.append((middle, between, high, there))
             if here != between:
                 spans.append((low, here, middle, between))
-        for nodes, depth in depths:
+        for holding, depth in depths:
+            nodes = holding
             while nodes:
                 bit = nodes.bit_length() - 1
                 found[by_bit[bit]] = depth

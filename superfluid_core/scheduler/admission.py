@@ -57,8 +57,10 @@ def _next(state: State, closed: set[QosClass], now_ns: int) -> Session | None:
 
 def _preempt_for(state: State, qos: QosClass, closed: set[QosClass], now_ns: int) -> bool:
     """One lane changes hands, or nothing happens and the answer is False."""
+    if not state.queues.depth(qos) or gates.is_class_full(state, qos):
+        return False
     session = state.peek(qos, now_ns)
-    if session is None or gates.is_class_full(state, qos):
+    if session is None:
         return False
     victim = victim_for_class(state, qos)
     if victim is None:

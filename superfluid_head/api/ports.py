@@ -5,11 +5,13 @@ Nothing here decides or does anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from superfluid_core.session import QosClass
+from superfluid_head.fleet.chronicle import FleetEvent, PlacementRecord
 from superfluid_head.fleet.events import GenerationEvent, GenerationRequest
 from superfluid_head.fleet.pins import PinnedPrefix, PrefixPin
 
@@ -111,4 +113,26 @@ class FleetDoor(Protocol):
 
     def unpin_prefix(self, pinned: PinnedPrefix) -> None:
         """Let go of it; a node that is not linked has forgotten it by itself or soon will."""
+        ...
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything about the fleet, as plain values."""
+        ...
+
+    def why(self, request_id: str) -> Sequence[PlacementRecord]:
+        """Return the placements of a recent request; none when it is unknown."""
+        ...
+
+    def events(
+        self, *, since: int | None = None
+    ) -> AbstractContextManager[AsyncIterable[FleetEvent]]:
+        """Hear what happens, from event `since` on. Raises CapacityError when too many listen."""
+        ...
+
+    def drain(self, name: str, grace_ms: int | None = None) -> None:
+        """Give a node no new sessions. Raises InvalidRequestError for a node that is unknown."""
+        ...
+
+    def undrain(self, name: str) -> None:
+        """Use a drained node again. Raises InvalidRequestError for a node that is unknown."""
         ...

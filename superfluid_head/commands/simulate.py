@@ -10,11 +10,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
 
+from superfluid_core.engine.record import replay
 from superfluid_core.errors import ConfigError
 from superfluid_core.placement.policies import Policy
 from superfluid_core.simulator.flags import Flags, parse_setting, set_flags
@@ -167,6 +168,28 @@ def trace(
         click.echo(text)
     if plot is not None:
         write_plot(plot, f"trace {file}", pictures_of([result], "ms"), text)
+
+
+@simulate.command("replay")
+@click.argument("file")
+@_JSON
+def replay_(file: str, *, is_json: bool) -> None:
+    """Replay what `superfluid-noded --record FILE` wrote; exit 1 where the scheduler decides otherwise."""
+    try:
+        with open(file, encoding="utf-8") as lines:
+            done = replay(lines)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"recording {file}: {error}") from None
+    if is_json:
+        _echo_json({"recording": file, **asdict(done)})
+    else:
+        click.echo(f"{done.calls} calls replayed, digest {done.digest}")
+        if not done.is_whole and done.diverged_at is None:
+            click.echo("the recording has no end: its node did not stop in order")
+        if done.diverged_at is not None:
+            click.echo(f"line {done.diverged_at}: this scheduler decides otherwise", err=True)
+    if done.diverged_at is not None:
+        sys.exit(1)
 
 
 @simulate.command("fleet")

@@ -293,7 +293,10 @@ class Fleet:
     # --- changing the fleet ---
 
     def drain(self, name: str, grace_ms: int | None = None) -> None:
-        """Give a node no new sessions; what still runs there after the grace moves in peace. Undone by `undrain`."""
+        """Give a node no new sessions; what still runs there after the grace moves in peace.
+
+        Undone by `undrain`, and by the node itself when it comes back as another process.
+        """
         node = self._named(name)
         grace = self._options.fleet_limits.drain_grace_ms if grace_ms is None else grace_ms
         node.set_drained(is_drained=True)

@@ -75,7 +75,7 @@ class Members:
         removed = [k for k in self._nodes if k not in wanted and k not in self._leaving]
         for key in removed:
             node = self._nodes[key]
-            node.set_drained(is_drained=True)
+            node.set_drained(is_drained=True, is_for_good=True)
             self._relief.begin(node, grace_ms)
             until_ns = self._clock.now_ns() + (grace_ms + RETIRE_MS_MAX) * MS
             self._leaving[key] = _Leaving(until_ns)

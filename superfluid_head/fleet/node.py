@@ -88,6 +88,7 @@ class FleetNode:
         self.slots: dict[int, Slot] = {}
         self.standing: Standing | None = None
         self.is_drained = False
+        self._drained_boot = ""
         self.tried = asyncio.Event()
         self.asks = Asks()
         self._context = context
@@ -113,9 +114,11 @@ class FleetNode:
         self._trouble.failures = 0
         self._trouble.located.set()
 
-    def set_drained(self, *, is_drained: bool) -> None:
-        """Give it no new sessions, by this head's own will; or do so again."""
+    def set_drained(self, *, is_drained: bool, is_for_good: bool = False) -> None:
+        """Give it no new sessions, by this head's own will, until its process is another one; or do so again."""
+        standing = self.standing
         self.is_drained = is_drained
+        self._drained_boot = "" if standing is None or is_for_good else standing.welcome.boot
         self._hear_drain()
 
     def part(self) -> None:
@@ -250,6 +253,8 @@ class FleetNode:
         view.offers = admission.views()
         view.sessions_max = welcome.sessions_max
         view.is_up, view.is_suspect = True, False
+        if self._drained_boot not in ("", welcome.boot):
+            self.set_drained(is_drained=False)
         self._hear_drain()
         view.load = Load()
         view.busy_until_ns = 0

@@ -147,6 +147,12 @@ class Faults:
             return None
         return ends[-1], ends[-1].peer
 
+    def _crowd(self, head: SimHead, count: int) -> None:
+        """Let clients come at once; never more than can be served within the liveness bound."""
+        lanes = sum(node.options.lanes for node in self.scene.nodes)
+        for _ in range(min(count, 2 * lanes + 2 - len(head.open))):
+            head.ask(self.scene.load)
+
     # --- processes ----------------------------------------------------------------------------------
 
     def crash(self, *, power: bool = False) -> int | None:
@@ -310,8 +316,7 @@ class Faults:
             return None
         lasts_ns = self._ns(11.0, 13.0)
         self._block((head.host, node.host), lasts_ns)
-        for _ in range(2 + 2 * len(self.scene.nodes)):
-            head.ask(self.scene.load)
+        self._crowd(head, 2 + 2 * len(self.scene.nodes))
         return lasts_ns
 
     def stale_open(self) -> int | None:
@@ -378,8 +383,7 @@ class Faults:
         head, node = self._head(), self._node()
         if head is None or node is None or head.process is None or head.process.is_frozen:
             return None
-        for _ in range(2 * len(self.scene.nodes)):
-            head.ask(self.scene.load)
+        self._crowd(head, 2 * len(self.scene.nodes))
         route = self.network.route(head.host, node.host)
         self.world.after(self.drawn.randrange(2 * route.latency_ns), node.terminate)
         return 20 * SECOND
@@ -414,16 +418,13 @@ class Faults:
         node = self._node()
         if node is None:
             return None
-        right = node.options
-        node.options = replace(right, seed=1)
+        node.options = replace(node.right_options, seed=1)
         node.start()
         lasts_ns = self._ns(5.0, 20.0)
-        starts = node.starts
 
         def restore() -> None:
-            node.options = right
-            if node.starts >= starts:
-                node.start()
+            node.options = node.right_options
+            node.start()
 
         self.world.after(lasts_ns, restore)
         return lasts_ns
@@ -442,8 +443,7 @@ class Faults:
         if head is None or head.fleet is None:
             return None
         self.scene.count("bursts")
-        for _ in range(self.drawn.choice((1, 3)) * 2 * len(self.scene.nodes)):
-            head.ask(self.scene.load)
+        self._crowd(head, self.drawn.choice((2, 6)) * len(self.scene.nodes))
         return 5 * SECOND
 
     # --- a node that lies ---------------------------------------------------------------------------

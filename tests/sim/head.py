@@ -233,7 +233,8 @@ class SimHead:
                 await asyncio.sleep(min(30.0, self.drawn.expovariate(1 / load.gap_s)))
                 burst = self.drawn.choice((1, 1, 1, 1, 1, 1, 1, 2, 6))
                 for _ in range(0 if self.is_asked_to_rest else burst):
-                    self.ask(load)
+                    if len(self.open) < 3 * sum(node.options.lanes for node in self.nodes):
+                        self.ask(load)
 
     def ask(self, load: Load) -> Client:
         """Let one client come."""

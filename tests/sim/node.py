@@ -92,7 +92,7 @@ class SimNode:
         self.identity = config.identity
         self.host = config.listen[0][0]
         self.number = number
-        self.options = options
+        self.options = self.right_options = options
         self.config = config
         self.drift_ppm = 0
         self.boot_offset_ns = 0

@@ -234,9 +234,6 @@ class Process:
         """End at once, between two callbacks. Its coroutines are unwound where nobody sees it."""
         if self.is_dead:
             return
-        self.is_dead = True
-        self.deferred.clear()
-        self.loop.ready.clear()
         with self.world.running(self):
             self._dispose()
 

@@ -6,6 +6,7 @@ The figures are the hard ends of what style.md asks for (files about 400 lines, 
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,7 @@ def shown(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
 

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
@@ -23,6 +23,7 @@ from superfluid_head.access.keys import KeyRing
 from superfluid_head.api.inflight import Inflight
 from superfluid_head.api.state import Head
 from superfluid_head.app import build_app
+from superfluid_head.fleet.chronicle import Chronicle, Listener, PlacementRecord
 from superfluid_head.fleet.events import (
     EndEvent,
     GenerationEvent,
@@ -30,13 +31,29 @@ from superfluid_head.fleet.events import (
     ProgressEvent,
     TokensEvent,
 )
+from superfluid_head.fleet.health import NodeState
 from superfluid_head.fleet.pins import PinnedPrefix, PrefixPin
+from superfluid_head.fleet.standing import Counters
 from superfluid_head.metrics import HeadMetrics
 from superfluid_head.text.chat import ModelText, TextWorkers
 
 EOS = 256
 SEPARATOR = 257
 WINDOW = 4_096
+NODES = ("n1", "n2")
+
+
+def fleet_snapshot(*, is_ready: bool) -> dict[str, Any]:
+    """How a fleet of one node stands that is up, or cannot be reached."""
+    node = NodeState(
+        name="n1", address="10.0.0.1:8454", is_up=is_ready, state="up" if is_ready else "down",
+        detail="" if is_ready else "refused", boot="b", models=("org/m",), lanes=4, lanes_busy=3, queued=2,
+        sessions=5, blocks=100, blocks_used=7, prefill_rate=0.0, circuit="closed", is_draining=False,
+    )  # fmt: skip
+    return {
+        "ready": is_ready, "policy": "load-aware", "nodes": [asdict(node)], "models": [], "waiting": (0, 1, 0, 0),
+        "running": 6, "counters": asdict(Counters(placements=9, moves=1)),
+    }  # fmt: skip
 
 
 class FakeTokenizer:
@@ -171,7 +188,11 @@ class FakeFleet:
         self.pins: list[PrefixPin] = []
         self.unpinned: list[PinnedPrefix] = []
         self.stats: dict[str, Any] = {"n1": {"scheduler": {"lanes": 4, "queued": {"agent": 2}}}}
+        self.drains: list[tuple[str, int | None]] = []
         self.cancelled_ns: list[int] = []
+        self.chronicle = Chronicle(
+            SystemClock(), {name: SimpleNamespace(title=name) for name in NODES}
+        )
         self.running = 0
         self.is_ready = True
         self.served = [
@@ -208,6 +229,29 @@ class FakeFleet:
 
     def models(self) -> Sequence[Any]:
         return self.served
+
+    def snapshot(self) -> dict[str, Any]:
+        return fleet_snapshot(is_ready=self.is_ready)
+
+    def why(self, request_id: str) -> Sequence[PlacementRecord]:
+        return self.chronicle.why(request_id)
+
+    def events(self, *, since: int | None = None) -> contextlib.AbstractContextManager[Listener]:
+        return self.chronicle.listen(since=since)
+
+    def drain(self, name: str, grace_ms: int | None = None) -> None:
+        self._told(name)
+        self.drains.append((name, grace_ms))
+        self.chronicle.tell("drain", node=name)
+
+    def undrain(self, name: str) -> None:
+        self._told(name)
+        self.drains = [each for each in self.drains if each[0] != name]
+        self.chronicle.tell("undrain", node=name)
+
+    def _told(self, name: str) -> None:
+        if name not in self.stats:
+            raise InvalidRequestError("no such node")
 
     def health(self) -> Any:
         return SimpleNamespace(

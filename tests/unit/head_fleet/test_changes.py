@@ -50,6 +50,31 @@ def test_a_drained_node_gets_nothing_new_and_everything_again_when_undrained(
     run(scenario())
 
 
+def test_a_drained_node_is_used_again_when_it_has_restarted_but_not_after_a_mere_cut(
+    kit: Any,
+) -> None:
+    async def scenario() -> None:
+        async with asyncio.TaskGroup() as group:
+            node = kit.node("a")
+            async with kit.fleet(node, kit.node("b")) as fleet:
+
+                def state() -> Any:
+                    return fleet.health().nodes[0]
+
+                fleet.drain("a", 60_000)
+                await node.cut()
+                await until(lambda: not state().is_up)
+                await until(lambda: state().is_up)
+                assert state().is_draining
+                await node.die()
+                await until(lambda: not state().is_up)
+                await node.start(group)
+                await until(lambda: state().is_up)
+                assert not state().is_draining
+
+    run(scenario())
+
+
 def test_what_runs_on_a_drained_node_ends_there_within_the_grace(kit: Any, reader: Any) -> None:
     async def scenario() -> None:
         nodes = {name: kit.node(name) for name in "ab"}

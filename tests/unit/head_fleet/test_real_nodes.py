@@ -108,9 +108,9 @@ async def read(fleet: Any, asked: Any, on_count: Any = None) -> Any:
     return ids, logprobs, end
 
 
-async def with_fleet(keys: Any, nodes: Any, scenario: Any) -> None:
+async def with_fleet(keys: Any, nodes: Any, scenario: Any, head: str = "head-1") -> None:
     addresses = tuple([node.address() for node in nodes.values()])
-    fleet = Fleet(FleetOptions(addresses, "head-1", keys), SystemClock(), random.Random(3))
+    fleet = Fleet(FleetOptions(addresses, head, keys), SystemClock(), random.Random(3))
     async with asyncio.TaskGroup() as group:
         running = group.create_task(fleet.run())
         try:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from superfluid_core.blockhash import block_chain, root_hash
 from superfluid_core.engine.record import RecordingError, replay
 from superfluid_core.errors import ConfigError
 from superfluid_core.session import QosClass
 from superfluid_core.wire.messages import CancelSession, Pin, SetClass
+from superfluid_head.cli import command
 from superfluid_noded import recording
 from superfluid_noded.recording import RecordFile
 from tests.unit.noded.conftest import KEYS, NodeRig, check
@@ -169,3 +171,21 @@ def test_a_writer_that_cannot_keep_up_ends_the_recording(
     lines = (tmp_path / "r").read_text().splitlines()
     assert 4 <= len(lines) <= 5
     assert '"end"' not in lines[-1]
+
+
+def test_the_command_line_replays_a_recording_and_tells_where_another_decision_was_made(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "inputs.jsonl"
+    lines = record(file)
+    good = CliRunner().invoke(command, ["simulate", "replay", str(file), "--json"])
+    assert good.exit_code == 0
+    told = json.loads(good.output)
+    assert told["diverged_at"] is None
+    assert told["is_whole"]
+    header = json.loads(lines[0])
+    header["limits"]["lanes"] = 3
+    file.write_text("\n".join([json.dumps(header), *lines[1:]]))
+    other = CliRunner().invoke(command, ["simulate", "replay", str(file)])
+    assert other.exit_code == 1
+    assert "decides otherwise" in other.output

@@ -54,7 +54,7 @@ _TEXTS = (
     tuple(place % 5 for place in range(60)),
     tuple(place % 7 for place in range(9)) + tuple(place % 3 for place in range(60)),
 )
-_MODES = [PrefillMode.CHUNKED, PrefillMode.MONOLITHIC, PrefillMode.ALTERNATING]
+_MODES = [*[PrefillMode.CHUNKED] * 3, PrefillMode.MONOLITHIC, PrefillMode.ALTERNATING]
 # one position of KV is a byte, and a block has four
 _BLOCK_BYTES = 4
 _RULES = st.builds(
@@ -119,7 +119,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
         lanes=st.sampled_from([1, 1, 2, 3, 4]),
         blocks=st.integers(3, 16),
-        step=st.sampled_from([5, 8, 32]),
+        step=st.sampled_from([5, 6, 8, 32]),
         budget=st.sampled_from([4, 16, 64]),
         watermark=st.sampled_from([0, 10]),
         rules=_RULES_AND_HOST,
@@ -145,6 +145,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def submit(self, orders: list[_Order]) -> MultipleResults[SessionKey]:
         specs = [self._spec(order) for order in orders]
         self._give(*(Submit(spec) for spec in specs))
+        return multiple(*(spec.key for spec in specs))
+
+    @rule(target=sessions, order=_ORDERS, more=st.integers(0, 5))
+    def twins(self, order: _Order, more: int) -> MultipleResults[SessionKey]:
+        """Two with one front, the second a little later: what sharing needs."""
+        first = order._replace(delivered=0, option="")
+        specs = [self._spec(first), self._spec(first._replace(prompt=first.prompt + more))]
+        for spec in specs:
+            self._give(Submit(spec))
+            self.steps(1)
+            self.launch()
         return multiple(*(spec.key for spec in specs))
 
     def _spec(self, order: _Order) -> SessionSpec:
@@ -184,25 +195,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(count):
             self._step()
 
-    @rule(count=st.integers(6, 20))
+    @rule(count=st.integers(6, 12))
     def many_steps(self, count: int) -> None:
         self.steps(count)
 
-    @rule(target=sessions, order=_ORDERS)
-    def chat(self, order: _Order) -> SessionKey:
+    @rule(target=sessions, order=_ORDERS, count=st.integers(0, 4), is_crowded=st.booleans())
+    def chat(self, order: _Order, count: int, is_crowded: bool) -> SessionKey:
         """Somebody urgent comes while others decode: what preemption by class needs."""
-        self.many_steps(6)
-        urgent = order._replace(
-            qos=QosClass.INTERACTIVE,
-            prompt=min(order.prompt, 6),
-            delivered=0,
-            max_output=2,
-            min_output=0,
-            option="",
-        )
+        calm = order._replace(delivered=0, min_output=0, option="")
+        if is_crowded:
+            small = calm._replace(qos=QosClass.BACKGROUND, prompt=min(order.prompt, 7))
+            lanes = self.rig.state.lanes.total
+            self._give(*(Submit(self._spec(small._replace(max_output=20))) for _ in range(lanes)))
+            self.steps(2)
+            self.launch()
+        self.steps(count)
+        urgent = calm._replace(qos=QosClass.INTERACTIVE, prompt=min(order.prompt, 6), max_output=2)
         spec = self._spec(urgent)
         self._give(Submit(spec))
         return spec.key
+
+    @rule()
+    def cancel_parked(self) -> None:
+        for session in list(self.rig.state.queues):
+            if session.parked is not None:
+                self._give(Cancel(session.key))
+                return
 
     @rule(
         pick=st.integers(0, 3), code=st.sampled_from([ErrorCode.LANE_FAULT, ErrorCode.NAN_LOGITS])
@@ -224,6 +242,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.rig.engine.plan is not None and not self.rig.engine.steps and self.refusals < 4:
             self.refusals += 1
             self.rig.end(TickOutcome.REFUSED)
+
+    @rule()
+    def refuse_moves(self) -> None:
+        """Refuse a plan that moves KV, if one can be had: those are rare, and undone in many places."""
+        for _ in range(3):
+            plan = self.rig.engine.plan
+            if plan is not None and (plan.park_out or plan.park_in):
+                self.refuse()
+                return
+            self._step()
+            self.launch()
 
     @rule(level=st.sampled_from(PressureLevel), draw=st.integers(0, 9))
     def pressure(self, level: PressureLevel, draw: int) -> None:

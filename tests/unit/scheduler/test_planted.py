@@ -24,7 +24,7 @@ from tests.unit.scheduler.machine import SchedulerMachine
 Plant = Callable[[pytest.MonkeyPatch], None]
 SETTINGS = settings(
     max_examples=200,
-    stateful_step_count=40,
+    stateful_step_count=60,
     deadline=None,
     derandomize=True,
     database=None,
@@ -164,11 +164,9 @@ def a_ticket_outlives_its_session(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(state_module, "give_up", give_up)
 
 
-def restored_blocks_come_in_the_wrong_order(patch: pytest.MonkeyPatch) -> None:
-    original = ParkStore.restore
-    patch.setattr(
-        ParkStore, "restore", lambda self, ticket, blocks: original(self, ticket, blocks[::-1])
-    )
+def the_front_comes_back_where_the_tail_belongs(patch: pytest.MonkeyPatch) -> None:
+    original = ParkStore.keep
+    patch.setattr(ParkStore, "keep", lambda self, blocks: original(self, blocks[::-1]))
 
 
 def the_host_is_never_full(patch: pytest.MonkeyPatch) -> None:
@@ -204,7 +202,7 @@ PLANTS: list[Plant] = [
     grants_ignore_the_maximum,
     an_eviction_takes_a_held_block,
     a_ticket_outlives_its_session,
-    restored_blocks_come_in_the_wrong_order,
+    the_front_comes_back_where_the_tail_belongs,
     the_host_is_never_full,
     the_moves_of_a_refused_plan_are_lost,
     a_prefix_is_brought_in_twice,

@@ -1,0 +1,84 @@
+"""Planned moves and warm prefixes over real node processes with the simulated engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.unit.head_fleet.test_real_nodes import children, read, request, with_fleet
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+
+def test_a_head_and_its_successor_send_a_prompt_where_its_beginning_is_cached(
+    tmp_path: Any,
+) -> None:
+    long = replace(request(1, 4), prompt=tuple(40 + n % 200 for n in range(1_200)), tenant="acme")
+    homes: list[Any] = []
+
+    async def first(fleet: Any) -> None:
+        await read(fleet, long, lambda _count, node: homes.append(node))
+        await asyncio.sleep(0.6)
+        for number in range(4):
+            nodes: list[Any] = []
+            again = replace(long, request_id=f"again{number}")
+            _, _, end = await read(fleet, again, lambda _c, node, seen=nodes: seen.append(node))
+            assert set(nodes) - {None} == {homes[0]}
+            assert end.cached >= 1_100
+
+    async def successor(fleet: Any) -> None:
+        await asyncio.sleep(0.6)
+        nodes: list[Any] = []
+        await read(fleet, long, lambda _count, node: nodes.append(node))
+        assert set(nodes) - {None} == {homes[0]}
+        (record,) = fleet.why("r1")
+        assert "cached" in record.scores[0]
+
+    with children(tmp_path, "a", "b", "c") as (keys, nodes):
+        asyncio.run(with_fleet(keys, nodes, first))
+        asyncio.run(with_fleet(keys, nodes, successor, "head-2"))
+
+
+def test_a_planned_move_keeps_every_token_and_its_pause_is_short(tmp_path: Any) -> None:
+    gaps: list[float] = []
+
+    async def scenario(fleet: Any) -> None:
+        asked = [
+            replace(request(n, 300), prompt=tuple(40 + (n + k) % 200 for k in range(4_000)))
+            for n in range(6)
+        ]
+        calm = await asyncio.gather(*(read(fleet, one) for one in asked))
+        drained: list[str] = []
+
+        async def watched(one: Any) -> Any:
+            last = [0.0]
+
+            def note(count: int, node: str) -> None:
+                now = time.monotonic()
+                if count > 1:
+                    gaps.append(now - last[0])
+                last[0] = now
+                if count >= 40 and not drained:
+                    drained.append(node)
+                    fleet.drain(node, 0)
+
+            return await read(fleet, one, note)
+
+        # other tenants: nothing of these prompts is cached anywhere but by their own warming
+        others = [replace(one, tenant=f"t{n}") for n, one in enumerate(asked)]
+        results = await asyncio.gather(*(watched(one) for one in others))
+        for (ids, logprobs, _), (before, logprobs_before, _) in zip(results, calm, strict=True):
+            assert ids == before
+            assert logprobs == logprobs_before
+        assert sum(end.moves for _, _, end in results) >= 2
+        assert fleet.counters.faults == 0
+        state = next(node for node in fleet.health().nodes if node.name == drained[0])
+        assert state.sessions == 0
+
+    with children(tmp_path, "a", "b") as (keys, nodes):
+        asyncio.run(with_fleet(keys, nodes, scenario))
+    print(f"\nlongest pause in a stream through planned moves: {1e3 * max(gaps):.0f} ms")
