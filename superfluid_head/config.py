@@ -67,6 +67,7 @@ LOCAL_NAMES = (
         "queue-policy",
         "fair-weights",
         "tenant-lanes",
+        "tenant-weights",
         "kv-reserve",
         "watermark",
         "victim",

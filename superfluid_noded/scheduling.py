@@ -53,6 +53,21 @@ class FairWeights(NamedTuple):
         return f"prompt={self.prompt},output={self.output}"
 
 
+class TenantWeights(dict[str, int]):
+    """Shares of tenants, written as they are read."""
+
+    def __str__(self) -> str:
+        return ",".join(f"{tenant}={weight}" for tenant, weight in self.items())
+
+
+def parse_tenant_weights(text: str) -> TenantWeights:
+    """Parse `team-a=2,team-b=1`; weights are 1..1000."""
+    weights = TenantWeights(_pairs(text, "NAME=N,NAME=N")) if text.strip() else TenantWeights()
+    if any(not 1 <= weight <= 1_000 for weight in weights.values()):
+        raise ValueError("a tenant's weight is 1..1000")
+    return weights
+
+
 def parse_size(text: str) -> int:
     """Parse a number of bytes: 1073741824, 512MiB, 8G (powers of 1024)."""
     found = _SIZE.fullmatch(text.strip())
@@ -125,6 +140,8 @@ SCHEDULING_OPTIONS: tuple[Option, ...] = (
            FairWeights(), metavar="prompt=N,output=N"),
     Option("class-lanes", "Most lanes of a class, such as background=2,agent=6.  [default: no caps]", parse_class_lanes,
            metavar="CLASS=N,..."),
+    Option("tenant-weights", "Shares of tenants under --queue-policy fair, such as team-a=2,team-b=1.  [default: 1 each]",
+           parse_tenant_weights, metavar="NAME=N,..."),
     Option("tenant-lanes", "Most lanes of one tenant; 0 is off.", integer(0, 1024), _RULES.tenant_lanes, metavar="N"),
     Option("kv-reserve", "KV reserved at admission: the prompt, or prompt and max_tokens.", choice(*Reserve),
            _RULES.reserve.value),
@@ -190,6 +207,7 @@ def _rules(value: Mapping[str, Any]) -> Rules:
         fair_output_weight=weights.output,
         class_lanes=value["class_lanes"] or ClassLanes(),
         tenant_lanes=value["tenant_lanes"],
+        tenant_weights=tuple((value["tenant_weights"] or TenantWeights()).items()),
         reserve=Reserve(value["kv_reserve"]),
         ttft_slo_ms=value["ttft_slo_ms"],
         pressure_high_pct=value["pressure_high"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from superfluid_core.engine.record_forms import (
@@ -71,6 +71,8 @@ class Recorder:
     def header(
         self, limits: SchedulerLimits, rules: Rules, pool: PoolShape, *, cuts_are_free: bool
     ) -> str:
+        shares = tuple((self._ids.name(name), share) for name, share in rules.tenant_weights)
+        rules = replace(rules, tenant_weights=shares)
         settings = {
             "limits": plain_settings(limits),
             "rules": plain_settings(rules),

@@ -113,6 +113,8 @@ def restore_settings(kind: type[T], plain: Mapping[str, Any]) -> T:
             made[name] = hint(value)
         elif isinstance(value, dict):
             made[name] = {QosClass(int(key)): int(item) for key, item in value.items()}
+        elif isinstance(value, list):
+            made[name] = tuple(tuple(each) for each in value)
         else:
             made[name] = value
     return kind(**made)

@@ -6,13 +6,15 @@ order. Aging is the queue's too: where `ages` is set, a starving session goes be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from superfluid_core.scheduler.records import Session
 from superfluid_core.scheduler.rules import QueueOrder, Rules
 
 _TENANTS_KEPT = 4096
+# One token of one unit of weight, divisible by every small weight.
+_WHOLE_SHARE = 5_040
 
 
 class QueuePolicy(Protocol):
@@ -85,13 +87,14 @@ class Fair(Fifo):
     """The tenant that was served least first: a virtual token counter per tenant, charged as tokens are computed.
 
     A tenant that becomes active is lifted to the smallest counter of the active ones: it has no claim from its idle
-    time, and no debt is forgiven by leaving for a moment.
+    time, and no debt is forgiven by leaving for a moment. A tenant of weight w is charged a w-th of its tokens.
     """
 
     charges = True
 
-    def __init__(self, prompt_weight: int, output_weight: int) -> None:
+    def __init__(self, prompt_weight: int, output_weight: int, shares: Mapping[str, int]) -> None:
         self._weights = (prompt_weight, output_weight)
+        self._shares = dict(shares)
         self._counters: dict[str, int] = {}
         self._active: dict[str, int] = {}
 
@@ -109,8 +112,9 @@ class Fair(Fifo):
 
     def on_tokens(self, session: Session, prompt: int, output: int) -> None:
         tenant = session.spec.tenant
-        charge = prompt * self._weights[0] + output * self._weights[1]
-        self._counters[tenant] = self._counters.get(tenant, 0) + charge
+        charge = (prompt * self._weights[0] + output * self._weights[1]) * _WHOLE_SHARE
+        owed = charge // self._shares.get(tenant, 1)
+        self._counters[tenant] = self._counters.get(tenant, 0) + owed
 
     def on_finish(self, session: Session) -> None:
         tenant = session.spec.tenant
@@ -125,7 +129,9 @@ class Fair(Fifo):
 
 _MAKERS: dict[QueueOrder, Callable[[Rules], QueuePolicy]] = {
     QueueOrder.FIFO: lambda _: Fifo(),
-    QueueOrder.FAIR: lambda rules: Fair(rules.fair_prompt_weight, rules.fair_output_weight),
+    QueueOrder.FAIR: lambda rules: Fair(
+        rules.fair_prompt_weight, rules.fair_output_weight, dict(rules.tenant_weights)
+    ),
     QueueOrder.SHORTEST: lambda _: Shortest(),
     QueueOrder.PREFIX: lambda _: LongestPrefix(),
 }

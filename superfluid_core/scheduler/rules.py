@@ -67,6 +67,8 @@ class PreemptMode(StrEnum):
 class Rules:
     """The operator's choices. `class_lanes` caps lanes per class (S5); 0 is off everywhere.
 
+    `tenant_weights` are shares under the fair order: a tenant of weight 2 gets twice the tokens of one that is not named (1).
+
     `hold_oversized` keeps a context that is larger than one step waiting, and its class behind it: what a server without chunks
     does, for comparison only; prefill-mode monolithic alone widens the step.
     `park` gives host memory, at most `park_bytes` of it, to KV that leaves the pool: of preempted sessions and of evicted prefixes.
@@ -77,6 +79,7 @@ class Rules:
     fair_output_weight: int = 2
     class_lanes: Mapping[QosClass, int] = field(default_factory=dict)
     tenant_lanes: int = 0
+    tenant_weights: tuple[tuple[str, int], ...] = ()
     reserve: Reserve = Reserve.PROMPT
     ttft_slo_ms: int = 0
     thrash_pct: int = 20
@@ -94,11 +97,26 @@ class Rules:
 
     def check(self, limits: SchedulerLimits) -> None:
         """Raise ConfigError for sizes that cannot work together."""
+        self._check_shares(limits)
+        self._check_modes()
+        if not 0 < self.pressure_low_pct <= self.pressure_high_pct <= 100:
+            raise ConfigError("pressure-low must be above 0 and at most pressure-high (100)")
+        if limits.lanes < 1 or limits.step_tokens <= limits.lanes:
+            raise ConfigError(
+                f"step-tokens {limits.step_tokens} must exceed max-batch {limits.lanes}: "
+                "every decoding lane has one token in each step, and prompts need room beside them"
+            )
+
+    def _check_shares(self, limits: SchedulerLimits) -> None:
         for qos, lanes in self.class_lanes.items():
             if not 1 <= lanes <= limits.lanes:
                 raise ConfigError(f"class-lanes {qos.label}={lanes} is outside 1..{limits.lanes}")
+        if any(weight < 1 for _, weight in self.tenant_weights):
+            raise ConfigError("a tenant's weight is at least 1")
         if not 0 <= self.tenant_lanes <= limits.lanes:
             raise ConfigError(f"tenant-lanes {self.tenant_lanes} is outside 0..{limits.lanes}")
+
+    def _check_modes(self) -> None:
         if self.prefill_mode is PrefillMode.DISAGGREGATED:
             raise ConfigError(
                 "prefill-mode disaggregated: no engine of this version can take over a KV "
@@ -110,10 +128,3 @@ class Rules:
             raise ConfigError("hold-oversized needs prefill-mode monolithic: chunks always fit")
         if self.park and self.park_bytes < 1:
             raise ConfigError(f"park-bytes {self.park_bytes} holds no KV")
-        if not 0 < self.pressure_low_pct <= self.pressure_high_pct <= 100:
-            raise ConfigError("pressure-low must be above 0 and at most pressure-high (100)")
-        if limits.lanes < 1 or limits.step_tokens <= limits.lanes:
-            raise ConfigError(
-                f"step-tokens {limits.step_tokens} must exceed max-batch {limits.lanes}: "
-                "every decoding lane has one token in each step, and prompts need room beside them"
-            )

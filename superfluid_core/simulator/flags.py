@@ -115,6 +115,9 @@ def _parse(current: Any, text: str) -> Any:
         return float(text)
     if isinstance(current, str):
         return text
+    if isinstance(current, tuple):
+        pairs = [part.partition("=") for part in text.replace("+", ",").split(",")]
+        return tuple((name, int(weight)) for name, _, weight in pairs)
     return _by_class(text)
 
 

@@ -10,23 +10,19 @@ import json
 import sys
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
 
 from superfluid_core.errors import ErrorCode, SuperfluidError
-from superfluid_core.link.addresses import is_loopback
-from superfluid_head.config import HTTP_PORT, client_key
+from superfluid_head.commands.endpoint import CONNECT_S, DEFAULT_URL, is_local
+from superfluid_head.config import client_key
 
 READ_S = 600.0
-CONNECT_S = 5.0
 LINE_CHARS_MAX = 4 * 1024 * 1024
 
 
 @click.command("chat")
-@click.option(
-    "--url", default=f"http://127.0.0.1:{HTTP_PORT}", show_default=True, help="The endpoint."
-)
+@click.option("--url", default=DEFAULT_URL, show_default=True, help="The endpoint.")
 @click.option("--model", metavar="NAME", help="Model to talk to.  [default: the only one]")
 @click.option("--system", metavar="TEXT", help="System message.")
 @click.option("--max-tokens", type=click.IntRange(1), metavar="N", help="Longest answer.")
@@ -43,7 +39,7 @@ def chat(prompt: str | None, url: str, api_key_file: str | None, **members: Any)
     key = client_key(api_key_file)
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
-    trust_env = not _is_local(url)
+    trust_env = not is_local(url)
     with httpx.Client(
         base_url=url, headers=headers, timeout=timeout, trust_env=trust_env
     ) as client:
@@ -54,12 +50,6 @@ def chat(prompt: str | None, url: str, api_key_file: str | None, **members: Any)
             except httpx.HTTPError as error:
                 raise SuperfluidError(f"{url}: {_words(error)}", code=ErrorCode.NO_WORKER) from None
             messages.append({"role": "assistant", "content": answer})
-
-
-def _is_local(url: str) -> bool:
-    """Whether proxies of the environment have no say: loopback is never proxied."""
-    host = urlsplit(url).hostname or ""
-    return host == "localhost" or is_loopback(host)
 
 
 def _words(error: Exception) -> str:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from superfluid_core.errors import ErrorCode, SuperfluidError
+from superfluid_core.errors import ConfigError, ErrorCode, SuperfluidError
 from superfluid_core.link.addresses import is_loopback
 from superfluid_head.config import HTTP_PORT, client_key
 
@@ -58,7 +58,7 @@ def ask(url: str, key_file: str | None, verb: str, path: str, body: Any = None) 
     timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
     try:
         with httpx.Client(
-            base_url=url, headers=headers, timeout=timeout, trust_env=not _is_local(url)
+            base_url=url, headers=headers, timeout=timeout, trust_env=not is_local(url)
         ) as client:
             reply = client.request(verb, path, json=body)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -67,8 +67,15 @@ def ask(url: str, key_file: str | None, verb: str, path: str, body: Any = None) 
     return _read(reply.status_code, reply.content)
 
 
-def _is_local(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
+def is_local(url: str) -> bool:
+    """Whether proxies of the environment have no say: loopback is never proxied. Raises ConfigError for what is no URL."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        parts, host = urlsplit(""), ""
+    if parts.scheme not in ("http", "https") or not host:
+        raise ConfigError(f"--url {url[:200]} is no http:// or https:// address")
     return host == "localhost" or is_loopback(host)
 
 

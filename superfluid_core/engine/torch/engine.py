@@ -154,12 +154,12 @@ class TorchEngine:
     def _open(self, plan: TickPlan) -> _Tick:
         """Everything that precedes the first step."""
         pool, sampler = self._pool, self._sampler
+        for ticket in plan.park_drop:
+            pool.park_drop(ticket)
         for park in plan.park_out:
             pool.park_out(park.ticket, park.blocks)
         for park in plan.park_in:
             pool.park_in(park.ticket, park.blocks)
-        for ticket in plan.park_drop:
-            pool.park_drop(ticket)
         pool.copy([copy.source for copy in plan.copies], [copy.target for copy in plan.copies])
         for lane in plan.frees:
             sampler.free(lane)

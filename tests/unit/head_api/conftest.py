@@ -40,7 +40,6 @@ from superfluid_head.text.chat import ModelText, TextWorkers
 EOS = 256
 SEPARATOR = 257
 WINDOW = 4_096
-NODES = ("n1", "n2")
 
 
 def fleet_snapshot(*, is_ready: bool) -> dict[str, Any]:
@@ -189,10 +188,9 @@ class FakeFleet:
         self.unpinned: list[PinnedPrefix] = []
         self.stats: dict[str, Any] = {"n1": {"scheduler": {"lanes": 4, "queued": {"agent": 2}}}}
         self.drains: list[tuple[str, int | None]] = []
+        self.placements: dict[str, list[PlacementRecord]] = {}
         self.cancelled_ns: list[int] = []
-        self.chronicle = Chronicle(
-            SystemClock(), {name: SimpleNamespace(title=name) for name in NODES}
-        )
+        self.chronicle = Chronicle(SystemClock(), {})
         self.running = 0
         self.is_ready = True
         self.served = [
@@ -234,7 +232,7 @@ class FakeFleet:
         return fleet_snapshot(is_ready=self.is_ready)
 
     def why(self, request_id: str) -> Sequence[PlacementRecord]:
-        return self.chronicle.why(request_id)
+        return self.placements.get(request_id, [])
 
     def events(self, *, since: int | None = None) -> contextlib.AbstractContextManager[Listener]:
         return self.chronicle.listen(since=since)

@@ -54,6 +54,8 @@ def test_the_heads_own_flags_arrive() -> None:
     assert made.qos == QosRules(QosClass.COMPLETION, False, True, RateLimit(2.5, 7), 900)
     limits = made.fleet_limits
     assert (limits.queue_max, limits.queued_tokens_max, limits.ttft_slo_ms) == (9, 1_000, 4_000)
+    assert limits.pool_high_pct == 90
+    assert config(fleet_pool_high="75").fleet_limits.pool_high_pct == 75
     assert config(http_default_qos="0").qos.default is QosClass.INTERACTIVE
 
 
@@ -90,7 +92,7 @@ def test_flags_of_a_local_node_are_refused_beside_a_fleet_but_its_environment_is
         ({"http_default_qos": "vip"}, "interactive, completion, agent, background"),
         ({"completion_rate": "-1"}, "a second"), ({"completion_rate": "fast"}, "not a number"),
         ({"completion_burst": "0"}, "outside"), ({"prefix_scope": "all"}, "none of tenant, shared"),
-        ({"max_queue": "-1"}, "outside"),
+        ({"max_queue": "-1"}, "outside"), ({"fleet_pool_high": "0"}, "outside"), ({"fleet_pool_high": "101"}, "outside"),
     ],
 )  # fmt: skip
 def test_bad_values_are_refused_by_name(flags: dict[str, Any], word: str) -> None:

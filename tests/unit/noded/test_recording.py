@@ -49,7 +49,12 @@ async def busy_hour(rig: NodeRig) -> None:
 
 
 def record(path: Path, **flags: Any) -> list[str]:
-    given = {"record": str(path), "queue_policy": "fair", "max_queue": "64"} | flags
+    given = {
+        "record": str(path),
+        "queue_policy": "fair",
+        "tenant_weights": "t1=3,t2=1",
+        "max_queue": "64",
+    } | flags
     check(busy_hour, flags=given, lanes=2, blocks=48, decode_rate=4000.0, prefill_rate=20000.0)
     return path.read_text().splitlines()
 

@@ -52,6 +52,7 @@ def test_without_flags_everything_is_as_the_scheduler_has_it() -> None:
 def test_every_flag_reaches_the_rules() -> None:
     rules = scheduling(
         queue_policy="fair", fair_weights="output=5", class_lanes="background=2,foreground=6", tenant_lanes="3",
+        tenant_weights="a=2,b=1",
         kv_reserve="full", ttft_slo_ms="900", victim="least-work", admit_after_preempt="off", pressure_high="80",
         pressure_low="60", prefix_scope="shared", batching="static", prefill_mode="alternating", park=True,
         park_bytes="2GiB", preempt_mode="swap",
@@ -62,6 +63,7 @@ def test_every_flag_reaches_the_rules() -> None:
         fair_output_weight=5,
         class_lanes={QosClass.BACKGROUND: 2, QosClass.AGENT: 6},
         tenant_lanes=3,
+        tenant_weights=(("a", 2), ("b", 1)),
         reserve=Reserve.FULL,
         ttft_slo_ms=900,
         pressure_high_pct=80,
@@ -100,6 +102,7 @@ def test_every_rule_and_limit_has_a_flag() -> None:
         ({"class_lanes": "agent"}, "CLASS=N"),
         ({"fair_weights": "prompt=0,output=0"}, "not both 0"),
         ({"fair_weights": "input=1"}, "prompt=N,output=N"),
+        ({"tenant_weights": "a=0"}, "1..1000"),
         ({"queue_policy": "lifo"}, "none of fifo, fair, shortest, prefix"),
         ({"tenant_lanes": "9"}, "tenant-lanes 9 is outside 0..8"),
         ({"pressure_low": "90"}, "pressure-low"),

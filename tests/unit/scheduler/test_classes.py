@@ -303,6 +303,16 @@ def test_a_fair_queue_lets_a_newcomer_tenant_pass_a_backlog() -> None:
     assert [each for each in order if each < 7] == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_tenant_of_twice_the_weight_gets_twice_the_turns() -> None:
+    rules = Rules(queue_order=QueueOrder.FAIR, tenant_weights=(("heavy", 2),))
+    rig = Rig(ONE_LANE, rules=rules)
+    rig.submit(*(spec(number, 10, 5, tenant="light") for number in range(1, 13)))
+    rig.submit(*(spec(number, 10, 5, tenant="heavy") for number in range(21, 33)))
+    rig.run()
+    first = rig.order()[:12]
+    assert sum(1 for number in first if number > 20) == 8
+
+
 def test_a_tenant_at_its_lane_cap_is_passed_over_until_it_has_a_lane_less() -> None:
     rig = Rig(SchedulerLimits(lanes=3, step_tokens=32), rules=Rules(tenant_lanes=2))
     rig.submit(*(spec(number, 10, 9, tenant="a") for number in range(1, 5)))
