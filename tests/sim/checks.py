@@ -203,7 +203,10 @@ class Checks:
     ) -> None:
         ledger = self.ledgers[machine]
         came_from = ledger.current
-        if isinstance(event, t.Acknowledged | t.Advanced) and came_from == (event.epoch, event.link):
+        if isinstance(event, t.Acknowledged | t.Advanced) and came_from == (
+            event.epoch,
+            event.link,
+        ):
             if ledger.cached_epoch is None:
                 ledger.cached_epoch = event.epoch
             if ledger.cached_epoch == event.epoch:

@@ -1,66 +1,23 @@
 """What can go wrong, kind by kind, drawn from a seed.
 
 A fault is a method that does its harm, sees to its own end, and says for how long it lasts (None: nothing here to harm just now).
-`EFFECTS` names for each kind a counter that must have moved over a run of many seeds: a fault that shows no effect proves nothing.
 """
 
 from __future__ import annotations
 
-import random
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
-from superfluid_core.link.link import Link, LinkClosedError
-from superfluid_core.wire.messages import Message, Open, TokenRow, Tokens
+from superfluid_core.link.link import LinkClosedError
+from superfluid_core.wire.messages import Open
 from superfluid_noded.heads import OPENS_BURST, OPENS_PER_SECOND
-from tests.sim.checks import Checks, forged
-from tests.sim.head import Load, SimHead
-from tests.sim.network import FIN, End, Item, Network
+from tests.sim.head import SimHead
+from tests.sim.lies import FORGERIES, Scene
+from tests.sim.network import FIN, End, Item
 from tests.sim.node import SimNode
-from tests.sim.world import MS, SECOND, World
+from tests.sim.world import MS, SECOND
 
 CALM = ("pause head", "pause node", "jitter")
-FORGERIES = ("duplicate", "skip", "swap", "too long", "bad id", "other epoch", "other link", "replay")
-
-EFFECTS = {
-    "crash": "deaths", "power loss": "dark", "crash loop": "deaths", "freeze node": "loss: node silent",
-    "freeze head": "head overslept", "pause head": "head overslept", "pause node": "node paused",
-    "partition": "bytes held", "half to node": "bytes held", "half to head": "bytes held",
-    "reset": "resets", "flip": "flipped", "raw flip": "flipped raw", "truncate": "truncated",
-    "delay": "delayed", "jitter": "delayed", "duplicate link": "two links of one head",
-    "deaf node": "resets", "late OPEN": "refused: fenced", "stale OPEN": "stale OPEN refused",
-    "hang": "loss: engine hung", "slow engine": "slowed", "lane fault": "closed: lane_fault",
-    "drain": "closed: draining", "terminate": "loss: node going away", "goaway race": "refused: draining",
-    "boot jump": "closed: fenced", "starve leases": "renews withheld", "busy": "refused: rate_limit_exceeded",
-    "wrong weights": "weights refused", "head crash": "head deaths", "head power loss": "head deaths",
-    "faulty node": "forged", "burst": "bursts", "poison": "quarantined", "slow client": "slow: waiting",
-    "client leaves": "end: left", "drift": "drifting", "single return": "single returns",
-}  # fmt: skip
-
-
-@dataclass
-class Scene:
-    """Everything that a fault can reach."""
-
-    world: World
-    network: Network
-    nodes: list[SimNode]
-    heads: list[SimHead]
-    checks: Checks
-    drawn: random.Random
-    load: Load
-    busy_until_ns: int = 0
-    starved: dict[tuple[str, str], int] = field(default_factory=dict)
-    sent: dict[str, deque[Tokens]] = field(default_factory=dict)
-    delayed: dict[str, Message] = field(default_factory=dict)
-
-    def count(self, name: str, by: int = 1) -> None:
-        self.checks.count(name, by)
-
-    def up_nodes(self) -> list[SimNode]:
-        return [node for node in self.nodes if node.is_up and not node.is_leaving]
 
 
 Fault = Callable[[], int | None]
@@ -445,58 +402,3 @@ class Faults:
         self.scene.count("bursts")
         self._crowd(head, self.drawn.choice((2, 6)) * len(self.scene.nodes))
         return 5 * SECOND
-
-    # --- a node that lies ---------------------------------------------------------------------------
-
-    def distort(self, name: str, _link: Link, message: Tokens) -> list[Message] | None:
-        """What a faulty node sends instead of `message`; None: the message itself."""
-        kind = next((node.faulty for node in self.scene.nodes if node.identity == name), "")
-        kept = self.scene.sent.setdefault(name, deque(maxlen=6))
-        held = self.scene.delayed.pop(name, None)
-        if held is not None:
-            return [message, held]
-        if kind == "replay" and kept:
-            self.scene.count("forged")
-            return [message, self.drawn.choice(kept)]
-        kept.append(message)
-        rows = list(message.rows)
-        place = self.drawn.randrange(len(rows)) if kind and rows else 0
-        if not kind or not rows or not rows[place].ids:
-            return None
-        self.scene.count("forged")
-        if kind == "swap":
-            self.scene.delayed[name] = message
-            return [Tokens((forged(rows[place], session=1, epoch=1),))]
-        if kind == "duplicate":
-            return [message, message]
-        rows[place] = self._forge(kind, rows[place], name)
-        return [Tokens(tuple(rows))]
-
-    def _forge(self, kind: str, row: TokenRow, name: str) -> TokenRow:
-        match kind:
-            case "skip":
-                return forged(row, first=row.first + 1)
-            case "too long":
-                return forged(row, ids=row.ids + (5,) * 500, logprobs=())
-            case "bad id":
-                return forged(row, ids=(*row.ids[:-1], 5_000))
-            case "other epoch":
-                return forged(row, epoch=max(1, row.epoch + self.drawn.choice((-1, 1))))
-            case _:
-                return self._foreign(row, name)
-
-    def _foreign(self, row: TokenRow, name: str) -> TokenRow:
-        """Tokens for a session that is placed on another node: right epoch, right index, wrong link."""
-        for head in self.scene.heads:
-            if head.fleet is None:
-                continue
-            for session, generation in head.fleet._runner.generations.items():
-                journal: Any = generation.machine.journal
-                slot = generation.waiting.slot
-                if slot is not None and slot.key != name:
-                    ids = tuple(5 for _ in row.ids)
-                    return forged(
-                        row, session=session, epoch=journal.epoch, first=len(journal.ids),
-                        ids=ids, logprobs=(), finish=None, stop_id=None,
-                    )  # fmt: skip
-        return row

@@ -122,7 +122,9 @@ class Load:
     leave_pct: int
 
 
-def draw_client(number: int, load: Load, drawn: random.Random, world: World, process: Process) -> Client:
+def draw_client(
+    number: int, load: Load, drawn: random.Random, world: World, process: Process
+) -> Client:
     """Make up one request and the manner of its client."""
     length = drawn.randrange(2, load.prompt_max) if drawn.random() < 0.9 else load.prompt_max
     prompt = [drawn.randrange(600) for _ in range(length)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -73,8 +74,6 @@ PLANTED = (
     Planted("a slot is kept", f"{RUNNER}._leave", "node.slots.pop(slot.session, None)", "pass"),
     Planted("a lost node keeps its sessions", f"{RUNNER}.node_lost",
             "self.feed(generation, t.NodeLost(slot.link, loss))", "pass", ("crash", "freeze node")),
-    Planted("who waits is not placed", f"{RUNNER}.pump_soon",
-            "asyncio.get_running_loop().call_soon(self.pump)", "pass", ("burst",)),
     Planted("a wait has no end", f"{RUNNER}.tick", "self.room.expired(now_ns)", "()", ("wrong weights", "crash")),
     Planted("the journal does not travel", "superfluid_head.fleet.translate:open_of",
             "delivered=tuple(journal.ids)", "delivered=()", CUTS),
@@ -161,17 +160,17 @@ def mutate(planted: Planted) -> list[tuple[Any, str, Any]]:
     made: dict[str, Any] = {}
     code = compile("from __future__ import annotations\n" + source.replace(planted.old, planted.new),
                    f"<{planted.name}>", "exec")  # fmt: skip
-    exec(code, scope, made)  # noqa: S102
+    exec(code, scope, made)
     patches = [(owner, name, made[name])]
     if inspect.ismodule(owner):  # whoever imported it by name holds it too
-        importers = [m for m in list(_modules()) if m.__dict__.get(name) is original and m is not owner]
+        importers = [
+            m for m in list(_modules()) if m.__dict__.get(name) is original and m is not owner
+        ]
         patches += [(module, name, made[name]) for module in importers]
     return patches
 
 
 def _modules() -> Iterator[Any]:
-    import sys  # noqa: PLC0415
-
     yield from (m for n, m in sys.modules.items() if n.startswith("superfluid_") and m is not None)
 
 

@@ -1,7 +1,7 @@
 """`python -m tests.sim.soak`: many seeds, figures at the end, the seeds of every broken promise.
 
-    python -m tests.sim.soak --hours 100 --jobs 2       until that much time was simulated
-    python -m tests.sim.soak --seed 1234                one seed again, with what it counted
+python -m tests.sim.soak --hours 100 --jobs 2       until that much time was simulated
+python -m tests.sim.soak --seed 1234                one seed again, with what it counted
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.sim.faults import EFFECTS
+from tests.sim.effects import EFFECTS
 from tests.sim.scenario import Outcome, run_seed
 
 

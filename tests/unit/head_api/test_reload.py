@@ -66,18 +66,28 @@ class FakeFleet:
         self.lists.append([node.key for node in nodes])
 
 
-async def hang_up(config: Any, *steps: Callable[[], None]) -> list[list[str]]:
-    """Do each step, then send the signal and give it time; return the lists that the fleet was given."""
+async def hang_up(
+    config: Any, caplog: pytest.LogCaptureFixture, *steps: Callable[[], object]
+) -> list[list[str]]:
+    """Do each step, send the signal and wait for what comes of it; return the lists that the fleet was given."""
     fleet = FakeFleet()
+
+    async def outcomes(count: int) -> None:
+        for _ in range(1_000):
+            if len(fleet.lists) + len(caplog.records) >= count:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("nothing came of the signal")
+
     reloader = Reloader(config, cast("Fleet", fleet))
     os.kill(os.getpid(), signal.SIGHUP)  # heard although nobody runs it yet
     async with asyncio.TaskGroup() as group:
         task = group.create_task(reloader.run())
-        await asyncio.sleep(0.1)
-        for step in steps:
+        await outcomes(1)
+        for number, step in enumerate(steps):
             step()
             os.kill(os.getpid(), signal.SIGHUP)
-            await asyncio.sleep(0.1)
+            await outcomes(number + 2)
         task.cancel()
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
     return fleet.lists
@@ -89,14 +99,14 @@ def test_a_wrong_file_leaves_the_old_list_and_says_so(
     file = tmp_path / "nodes.toml"
     file.write_text('nodes = ["a=127.0.0.1:1"]')
     config = SimpleNamespace(fleet_texts=(f"@{file}",), is_fleet_judged=False)
-    steps = [
+    steps: list[Callable[[], object]] = [
         lambda: file.write_text("nodes = ["),
         lambda: file.write_text('nodes = ["far.example"]'),
         file.unlink,
         lambda: file.write_text('nodes = ["a=127.0.0.1:1", "b=127.0.0.1:2"]'),
     ]
-    with caplog.at_level("INFO"):
-        found = asyncio.run(hang_up(config, *cast("list[Callable[[], None]]", steps)))
+    with caplog.at_level("INFO", "superfluid_head.reload"):
+        found = asyncio.run(hang_up(config, caplog, *steps))
     assert found == [["a"], ["a", "b"]]
     said = [line.getMessage() for line in caplog.records if line.levelname == "ERROR"]
     assert said == ["the list of nodes stays as it was"] * 3
@@ -104,8 +114,8 @@ def test_a_wrong_file_leaves_the_old_list_and_says_so(
 
 def test_a_head_without_a_list_lives_on(caplog: pytest.LogCaptureFixture) -> None:
     config = SimpleNamespace(fleet_texts=(), is_fleet_judged=False)
-    with caplog.at_level("INFO"):
-        assert asyncio.run(hang_up(config)) == []
+    with caplog.at_level("INFO", "superfluid_head.reload"):
+        assert asyncio.run(hang_up(config, caplog)) == []
     assert "nothing to read again" in caplog.text
 
 

@@ -1,0 +1,92 @@
+"""What is drawn from a seed before anything starts: topology, faults that may come, engines, load.
+
+A tenth of the seeds is calm: what happens there must not move a session. A fifth knows one kind of fault only, the rest
+about half of the kinds each, so that kinds meet in many combinations and none hides behind another.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from superfluid_core.engine.sim import SimOptions
+from tests.sim.faults import CALM
+from tests.sim.head import Load
+from tests.sim.oracle import EOS_PROBABILITY
+
+SESSIONS_LIVE = 0.8
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is drawn before anything starts."""
+
+    nodes: int
+    heads: int
+    kinds: tuple[str, ...]
+    is_calm: bool
+    is_tight: bool
+    is_coarse: bool
+    duration_s: int
+    gap_s: float
+
+
+def draw_shape(drawn: random.Random, only: tuple[str, ...] = ()) -> Shape:
+    every = ALL_KINDS
+    is_calm = drawn.random() < 0.1 and not only
+    if only:
+        kinds = only
+    elif is_calm:
+        kinds = CALM
+    elif drawn.random() < 0.2:
+        kinds = (drawn.choice(every),)
+    else:
+        kinds = tuple(kind for kind in every if drawn.random() < 0.45) or ("crash",)
+    return Shape(
+        nodes=drawn.choice((1, 2, 2, 3, 3, 3, 5)),
+        heads=2 if drawn.random() < 0.15 else 1,
+        kinds=kinds,
+        is_calm=is_calm,
+        is_tight=drawn.random() < 0.25,
+        is_coarse=drawn.random() < 0.6,
+        duration_s=drawn.choice((100, 160, 240)),
+        gap_s=drawn.choice((10.0, 16.0, 24.0)),
+    )
+
+
+ALL_KINDS = (
+    "crash", "power loss", "crash loop", "freeze node", "freeze head", "partition", "half to node",
+    "half to head", "reset", "duplicate link", "deaf node", "flip", "raw flip", "truncate", "delay",
+    "late OPEN", "stale OPEN", "hang", "slow engine", "lane fault", "drain", "terminate",
+    "goaway race", "boot jump", "starve leases", "busy", "wrong weights", "head crash",
+    "head power loss", "faulty node", "burst",
+)  # fmt: skip
+
+
+def draw_options(drawn: random.Random) -> SimOptions:
+    """Make up the engine of all nodes."""
+    return SimOptions(
+        window=1_024,
+        lanes=drawn.choice((1, 2, 4)),
+        blocks=drawn.choice((70, 120, 300)),
+        prefill_rate=drawn.choice((200.0, 1_000.0, 4_000.0)),
+        decode_rate=drawn.choice((3.0, 5.0, 9.0)),
+        eos_probability=EOS_PROBABILITY,
+    )
+
+
+def draw_load(drawn: random.Random, shape: Shape, options: SimOptions) -> Load:
+    """Make up what clients ask for: never more in the long run than a third of what the nodes can do."""
+    calm = shape.is_calm
+    prompt_max = drawn.choice((30, 150, 600))
+    output_max = drawn.choice((20, 60, 120))
+    service_s = prompt_max / 2 / options.prefill_rate + output_max / 3 / options.decode_rate
+    live = min(SESSIONS_LIVE, shape.nodes * options.lanes / 3)
+    return Load(
+        gap_s=1.7 * service_s * shape.heads / live,
+        prompt_max=prompt_max,
+        output_max=output_max,
+        poison_pct=0 if calm else drawn.choice((0, 0, 0, 8)),
+        slow_pct=drawn.choice((0, 20)),
+        leave_pct=drawn.choice((0, 15)),
+    )
