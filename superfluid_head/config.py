@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from superfluid_core.config_file import read_config_file
 from superfluid_core.errors import ConfigError
 from superfluid_core.limits import MIB, FleetLimits, HttpLimits, LinkLimits
 from superfluid_core.link.addresses import is_loopback, parse_address
@@ -34,7 +34,6 @@ from superfluid_head.fleet.directory import NodeAddress, parse_fleet
 
 DEFAULT_FILE = "/etc/superfluid/head.toml"
 HTTP_PORT = 8453
-CONFIG_BYTES_MAX = 1 * MIB
 PLACEMENTS = ("load-aware", "least-loaded", "round-robin")
 
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
@@ -173,7 +172,10 @@ class HeadConfig:
 def read_settings(flags: Mapping[str, Any], file: str | None) -> dict[str, Setting]:
     """Merge flags, environment and the configuration file (`file`, or the default one if it exists)."""
     return merge(
-        OPTIONS, flags, os.environ, _read_file(file or os.environ.get("SUPERFLUID_CONFIG"))
+        OPTIONS,
+        flags,
+        os.environ,
+        read_config_file(file or os.environ.get("SUPERFLUID_CONFIG"), DEFAULT_FILE),
     )
 
 
@@ -310,23 +312,6 @@ def _is_here(host: str) -> bool:
 
 def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
-
-
-def _read_file(file: str | None) -> Mapping[str, Any]:
-    path = Path(file or DEFAULT_FILE)
-    if file is None and not path.exists():
-        return {}
-    try:
-        with path.open("rb") as opened:
-            data = opened.read(CONFIG_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"configuration file {path}: {error.strerror}") from None
-    if len(data) > CONFIG_BYTES_MAX:
-        raise ConfigError(f"configuration file {path}: larger than {CONFIG_BYTES_MAX} bytes")
-    try:
-        return tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration file {path}: {error}") from None
 
 
 def version() -> str:

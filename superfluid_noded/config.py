@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import re
 import socket
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from superfluid_core.config_file import read_config_file
 from superfluid_core.errors import ConfigError
-from superfluid_core.limits import KIB, MIB
+from superfluid_core.limits import KIB
 from superfluid_core.link.addresses import is_loopback, parse_address
 from superfluid_core.logs import FORMATS, LEVELS
 from superfluid_core.options import Option, Setting, choice, integer, merge
@@ -27,7 +27,6 @@ LISTEN_PORT = 8454
 METRICS_PORT = 8463
 INSTANCES_MAX = 64
 FIM_CONTEXT_MAX = 8192
-CONFIG_BYTES_MAX = 1 * MIB
 
 ENGINES = ("native", "mock", "llamacpp", "mlx")
 _ABSENT_ENGINES = {
@@ -204,7 +203,10 @@ class NodeConfig:
 def read_settings(flags: Mapping[str, Any], file: str | None) -> dict[str, Setting]:
     """Merge flags, environment and the configuration file (`file`, or the default one if it exists)."""
     return merge(
-        OPTIONS, flags, os.environ, _read_file(file or os.environ.get("SUPERFLUID_CONFIG"))
+        OPTIONS,
+        flags,
+        os.environ,
+        read_config_file(file or os.environ.get("SUPERFLUID_CONFIG"), DEFAULT_FILE),
     )
 
 
@@ -328,21 +330,3 @@ def _read_token(path: str | None) -> bytes | None:
     if len(data) < 16:
         raise ConfigError("--metrics-token-file: a token has at least 16 characters")
     return data
-
-
-def _read_file(file: str | None) -> Mapping[str, Any]:
-    path = Path(file or DEFAULT_FILE)
-    if file is None and not path.exists():
-        return {}
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(CONFIG_BYTES_MAX + 1)
-    except OSError as error:
-        reason = error.strerror or "cannot be read"
-        raise ConfigError(f"configuration file {str(path)!r}: {reason}") from None
-    if len(data) > CONFIG_BYTES_MAX:
-        raise ConfigError(f"configuration file {str(path)!r}: larger than {CONFIG_BYTES_MAX} bytes")
-    try:
-        return tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"configuration file {str(path)!r}: {error}") from None
