@@ -167,6 +167,10 @@ class Checks:
         known = self._opened.get(name, 0)
         if is_new and message.epoch <= known:
             self.world.broken(f"epoch {message.epoch} was opened after {known}")
+        if self._boot_ns() >= message.lease_stamp_ns + message.lease_ttl_ms * MS:
+            self.count("late OPEN judged")
+            if is_new:
+                self.world.broken("a session was opened after its lease")
         if is_new:
             self._opened[name] = message.epoch
         elif message.epoch <= known:
@@ -240,10 +244,18 @@ class Checks:
                 ledger.ends += 1
                 if ledger.ends > 1 or ledger.current is not None:
                     self.world.broken("an end with a placement, or a second one")
+            case _:
+                self._count_action(action)
+
+    def _count_action(self, action: t.Action) -> None:
+        match action:
             case t.Announce():
                 self.count(f"move: {_short(action.reason)}")
             case t.Blame():
                 self.count(f"blame: {_short(action.reason)}")
+                is_a_lie = action.reason.startswith(("tokens", "more tokens", "finish", "as many"))
+                if is_a_lie and not self.counts.get("forged"):
+                    self.world.broken(f"an honest node was blamed: {action.reason}")
             case t.Quarantine():
                 self.count("quarantined")
             case _:

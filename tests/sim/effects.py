@@ -8,7 +8,7 @@ EFFECTS = {
     "partition": "bytes held", "half to node": "bytes held", "half to head": "bytes held",
     "reset": "resets", "flip": "flipped", "raw flip": "flipped raw", "truncate": "truncated",
     "delay": "delayed", "jitter": "delayed", "duplicate link": "two links of one head",
-    "deaf node": "resets", "late OPEN": "refused: fenced", "stale OPEN": "stale OPEN refused",
+    "deaf node": "resets", "late OPEN": "late OPEN judged", "stale OPEN": "stale OPEN refused",
     "hang": "loss: engine hung", "slow engine": "slowed", "lane fault": "closed: lane_fault",
     "drain": "closed: draining", "terminate": "loss: node going away", "goaway race": "refused: draining",
     "boot jump": "closed: fenced", "starve leases": "renews withheld", "busy": "refused: rate_limit_exceeded",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from superfluid_core.link.link import LinkClosedError
 from superfluid_core.wire.messages import Open
@@ -262,7 +263,7 @@ class Faults:
         for way in self.drawn.sample(ways, self.drawn.choice((1, 2))):
             route = self.network.route(*way)
             route.extra_ns = self._ns(*seconds)
-            self.world.after(lasts_ns, lambda route=route: setattr(route, "extra_ns", 0))
+            self.world.after(lasts_ns, partial(setattr, route, "extra_ns", 0))
         self.scene.count("delayed")
         return lasts_ns
 
@@ -277,13 +278,21 @@ class Faults:
         return lasts_ns
 
     def stale_open(self) -> int | None:
-        """An OPEN that the node has had before comes again."""
+        """An OPEN of a placement that is over comes again."""
         head, node = self._head(), self._node()
         if head is None or node is None or head.fleet is None or node.node is None:
             return None
         agent = node.node.agent
-        known = [each for owner, name, each in self.scene.checks.received
-                 if owner is agent and name == head.name]  # fmt: skip
+        running = head.fleet._runner.generations
+        known = [
+            each
+            for owner, name, each in self.scene.checks.received
+            if (owner, name) == (agent, head.name)
+            and (
+                each.session not in running
+                or running[each.session].machine.journal.epoch > each.epoch
+            )
+        ]
         standing = head.fleet._nodes[node.identity].standing
         if not known or standing is None or head.process is None or head.process.is_frozen:
             return None
@@ -312,7 +321,7 @@ class Faults:
         ills = node.ills
         ills.slow = 20
         self.scene.count("slowed")
-        self.world.after(lasts_ns, lambda: setattr(ills, "slow", 1))
+        self.world.after(lasts_ns, partial(setattr, ills, "slow", 1))
         return lasts_ns
 
     def lane_fault(self) -> int | None:
@@ -392,7 +401,7 @@ class Faults:
             return None
         node.faulty = self.drawn.choice(FORGERIES)
         lasts_ns = self._ns(0.5, 2.0)
-        self.world.after(lasts_ns, lambda: setattr(node, "faulty", ""))
+        self.world.after(lasts_ns, partial(setattr, node, "faulty", ""))
         return lasts_ns
 
     def burst(self) -> int | None:

@@ -234,9 +234,13 @@ class SimHead:
                     continue
                 await asyncio.sleep(min(30.0, self.drawn.expovariate(1 / load.gap_s)))
                 burst = self.drawn.choice((1, 1, 1, 1, 1, 1, 1, 2, 6))
-                for _ in range(0 if self.is_asked_to_rest else burst):
-                    if len(self.open) < 3 * sum(node.options.lanes for node in self.nodes):
+                for _ in range(burst):
+                    if self._has_room():
                         self.ask(load)
+
+    def _has_room(self) -> bool:
+        lanes = sum(node.options.lanes for node in self.nodes)
+        return not self.is_asked_to_rest and len(self.open) < 3 * lanes
 
     def ask(self, load: Load) -> Client:
         """Let one client come."""
@@ -273,7 +277,7 @@ class SimHead:
                 client.fail("an error after the end")
             if error.code not in REASONS:
                 client.fail(f"failed with {error.code}: {error.message}")
-            client.end = client.end or error.code.value
+            client.end = error.code.value
             client.told = error.code
         self.open.pop(client.number, None)
         self._count(f"end: {client.end}")

@@ -10,14 +10,18 @@ import random
 
 from superfluid_core.limits import FleetLimits, LinkLimits
 from superfluid_head.fleet.node import FleetNode
+from superfluid_noded.heads import Live
 from tests.sim.head import SimHead
 from tests.sim.lies import Scene
 from tests.sim.node import DRAIN_GRACE_MS, SimNode
+from tests.sim.stream import End
 from tests.sim.world import MS, SECOND, ViolationError
 
 WATCH_MS = 500
 DIALS_PER_10_S_MAX = 150
 LEAVING_S_MAX = 75
+ORPHANED_S_MAX = 5
+LEFT_TURNS_MAX = 2
 
 
 class Inspector:
@@ -32,6 +36,8 @@ class Inspector:
         self.killed_by: dict[tuple[int, ...], int] = {}
         self.owed: dict[SimNode, int] = {}
         self._dialled: dict[tuple[str, str], int] = {}
+        self._left: dict[SimNode, dict[tuple[str, int, int], int]] = {}
+        self._orphaned_ns: dict[SimNode, int] = {}
         self._turns = 0
 
     def watch(self) -> None:
@@ -93,11 +99,51 @@ class Inspector:
         for live in lives:
             if roster.heads.get(live.head.number) is not live.head:
                 raise ViolationError(f"{node.identity}: a session outlived its link")
+        self._judge_orphans(node, {live.placement.serial for live in lives})
+        self._judge_left(node, lives)
         names = [head.name for head in roster.heads.values()]
         self.checks.count("two links of one head", int(len(set(names)) < len(names)))
         bound = LinkLimits().outgoing_bytes_max
         if any(head.link._outbox.bytes > bound for head in roster.heads.values()):
             raise ViolationError(f"{node.identity}: a link's queue is over its bound")
+
+    def _judge_orphans(self, node: SimNode, known: set[int]) -> None:
+        """What nobody waits for any more is not computed for long."""
+        core, process, now_ns = node.node, node.process, self.world.now_ns
+        if core is None or process is None:
+            return
+        orphans = {view.key.session for view in core.scheduler.sessions()} - known
+        is_ill = node.ills.slow > 1 or node.ills.hung_until_ns > process.now_ns()
+        if not orphans or is_ill or process.is_frozen:
+            self._orphaned_ns.pop(node, None)
+        elif now_ns - self._orphaned_ns.setdefault(node, now_ns) > ORPHANED_S_MAX * SECOND:
+            raise ViolationError(f"{node.identity} computes what nobody waits for")
+
+    def _judge_left(self, node: SimNode, lives: list[Live]) -> None:
+        """What its head has left, and could say so, does not run on."""
+        left = {
+            (live.head.name, live.number, live.epoch) for live in lives if self._is_left(node, live)
+        }
+        before, self._left[node] = self._left.get(node, {}), {}
+        for name in sorted(left):
+            turns = self._left[node][name] = before.get(name, 0) + 1
+            if turns > LEFT_TURNS_MAX:
+                raise ViolationError(f"{node.identity} runs what {name[0]} has left")
+
+    def _is_left(self, node: SimNode, live: Live) -> bool:
+        head = next(head for head in self.scene.heads if head.name == live.head.name)
+        end = live.head.link.transport
+        if head.fleet is None or head.process is None or node.process is None:
+            return False
+        ways = (self.network.route(head.host, node.host), self.network.route(node.host, head.host))
+        if any(way.is_blocked or way.extra_ns for way in ways):
+            return False
+        if head.process.is_frozen or node.process.is_frozen or not isinstance(end, End):
+            return False
+        if end.is_gone or end.peer is None or end.peer.is_gone:
+            return False
+        slot = head.fleet._nodes[node.identity].slots.get(live.number)
+        return slot is None or slot.epoch != live.epoch
 
     def _judge_head(self, head: SimHead) -> None:
         fleet = head.fleet

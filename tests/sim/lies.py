@@ -85,8 +85,9 @@ class Liar:
             case "too long":
                 return forged(row, ids=row.ids + (5,) * 500, logprobs=())
             case "past the end":
-                longer = row.ids + (() if row.finish is None else (5,))
-                return forged(row, ids=longer, finish=None, stop_id=None, logprobs=())
+                if row.finish is None:
+                    return row
+                return forged(row, ids=(*row.ids, 5), finish=None, stop_id=None, logprobs=())
             case "bad id":
                 return forged(row, ids=(*row.ids[:-1], 5_000))
             case "other epoch":

@@ -64,7 +64,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self.process.now_ns() / 1e9
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         handle = Handle(callback, args, context)
@@ -73,12 +73,12 @@ class ProcessLoop(asyncio.AbstractEventLoop):
             self.world.wake(self.process)
         return handle
 
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Any:
         return self.call_soon(callback, *args, context=context)
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self,
         delay: float,
         callback: Callable[..., object],
@@ -87,7 +87,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     ) -> Any:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self,
         when: float,
         callback: Callable[..., object],
@@ -132,7 +132,9 @@ class ProcessLoop(asyncio.AbstractEventLoop):
             error = context.get("exception")
             self.world.complain(f"{self.process.name}: {context.get('message')}: {error!r}")
 
-    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
+    def add_signal_handler(  # type: ignore[override]
+        self, sig: int, callback: Callable[..., object], *args: Any
+    ) -> None:
         self.process.signals[sig] = lambda: callback(*args)
 
     def remove_signal_handler(self, sig: int) -> bool:

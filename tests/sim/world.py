@@ -43,7 +43,7 @@ class Process:
         self.is_over = False
         self._origin_ns = world.now_ns
         self._base_ns = 1_000 * SECOND
-        self.loop = ProcessLoop(self)
+        self.loop = ProcessLoop(self)  # type: ignore[abstract]
 
     # --- its clocks (superfluid_core.clock.Clock) -------------------------------------------------
 
