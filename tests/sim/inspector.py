@@ -140,7 +140,8 @@ class Inspector:
             return False
         if head.process.is_frozen or node.process.is_frozen or not isinstance(end, End):
             return False
-        if end.is_gone or end.peer is None or end.peer.is_gone:
+        is_mid_frame = live.head.link._connection.is_mid_frame  # a flipped length: it hears nothing
+        if is_mid_frame or end.is_gone or end.peer is None or end.peer.is_gone:
             return False
         slot = head.fleet._nodes[node.identity].slots.get(live.number)
         return slot is None or slot.epoch != live.epoch
