@@ -3,15 +3,18 @@
 #   TORCH_INDEX=address     where to take torch from when none is installed (README, "Without a GPU")
 #   ARGS='...'              passed on to pytest, the demo or the bench
 #   HOURS=100               simulated hours of the soak
+#   MINUTES=10              minutes of real processes under faults in the soak
+#   SIM=ci                  of the soak only the simulation: 100 hours and 2,000 seeds, whatever HOURS says
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 STAMP := .venv/.complete
 HOURS ?= 100
+MINUTES ?= 10
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help venv demo test lint format soak bench clean
+.PHONY: help venv demo test lint format chaos soak clients bench clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1  /p' Makefile
@@ -26,7 +29,7 @@ demo: $(STAMP)  ## a head and two nodes on this machine, and a node killed mid-a
 	$(BIN)/python -m superfluid_head.demo $(ARGS)
 
 test: $(STAMP)  ## every test, with pytest's own summary
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(STAMP)  ## format, lint, types, import floors
 	$(BIN)/ruff format --check .
@@ -38,10 +41,30 @@ format: $(STAMP)  ## put the code in its format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+chaos: $(STAMP)  ## real processes killed, frozen, cut off and starved: a table, exit 1 on a missed bar
+	$(BIN)/python -m tests.chaos $(ARGS)
+
 soak: $(STAMP)  ## the long versions: a fleet in virtual time under faults, many kills of real nodes
+ifeq ($(SIM),ci)
+	$(BIN)/python -m tests.sim.soak --hours 100 --seeds 2000 --jobs $(JOBS)
+else
 	$(BIN)/python -m tests.sim.soak --hours $(HOURS) --jobs $(JOBS)
-	$(BIN)/superfluid bench failover --engine mock --runs 200
-	$(BIN)/superfluid bench failover --engine native --runs 20
+	$(BIN)/python -m tests.unit.link.soak_frames
+	$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES)
+	$(BIN)/python -m tests.failover.soak
+	$(BIN)/python -m tests.cases.soak --schemas 10000
+	$(BIN)/python -m tests.unit.head_api.soak_lag
+	$(BIN)/python -m pip install -q --no-deps --target .venv/fuzz -r tests/fuzz.txt
+	PYTHONPATH=.venv/fuzz $(BIN)/python -W ignore -m tests.unit.head_api.soak_openapi --cases 1000
+	$(BIN)/superfluid bench scenario kill
+	$(BIN)/superfluid bench scenario kill --engine native --batch-invariant --rounds 13
+	$(BIN)/superfluid bench scenario kill --engine native --rounds 6
+	SUPERFLUID_TEST_MODES=10000 $(BIN)/python -m pytest --timeout 0 tests/cases/test_modes.py
+	SUPERFLUID_TEST_CUTS=10000 SUPERFLUID_TEST_TEXT_BYTES=1048576 $(BIN)/python -m pytest --timeout 0 tests/unit/head_text/test_dialects.py
+endif
+
+clients: $(STAMP)  ## programs that people use against the demo model, installed by name into environments of their own
+	$(BIN)/python -m tests.clients.run $(ARGS)
 
 bench: $(STAMP)  ## decode and prefill beside llama-server and transformers, planning, a burst with one prefix
 	$(BIN)/superfluid bench compare $(ARGS)

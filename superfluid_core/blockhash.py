@@ -15,10 +15,14 @@ from struct import Struct, pack
 HASH_BYTES = 16
 
 
+@lru_cache(maxsize=1024)
 def root_hash(
     salt: bytes, *, tenant: str = "", cache_salt: bytes = b"", variant: str = ""
 ) -> bytes:
-    """Name the parent of a session's first block. Parts are length-prefixed: no two splits collide."""
+    """Name the parent of a session's first block. Parts are length-prefixed: no two splits collide.
+
+    Remembered for the last few tenants and salts: sessions come in many, these in few.
+    """
     digest = sha256(b"superfluid-prefix/1")
     for part in (salt, tenant.encode(), cache_salt, variant.encode()):
         digest.update(pack("<I", len(part)))

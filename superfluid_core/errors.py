@@ -24,6 +24,7 @@ class ErrorCode(StrEnum):
     QUEUE_FULL = "queue_full"
     SLO_UNATTAINABLE = "slo_unattainable"
     RATE_LIMIT_EXCEEDED = "rate_limit_exceeded"
+    CONCURRENCY_LIMIT_EXCEEDED = "concurrency_limit_exceeded"
     SESSION_LIMIT = "session_limit"
     NO_WORKER = "no_worker"
     MODEL_LOADING = "model_loading"

@@ -48,6 +48,7 @@ class LinkLimits:
     new_per_second_per_address: int = 20
     new_burst_per_address: int = 40
     heads_max: int = 16
+    links_per_head_max: int = 18
     idle_timeout_ms: int = 120_000
     ping_ms: int = 15_000
     suspect_ms: int = 1_000
@@ -65,7 +66,14 @@ class LinkLimits:
     own_pause_ms: int = 1_000
     outgoing_bytes_max: int = 32 * MIB
     insecure_warning_s: int = 60
+    rekey_bytes: int = 32 * 1024 * MIB
+    rekey_s: int = 12 * 3_600
+    rekey_grace_ms: int = 30_000
+    conns_per_node_max: int = 8
+    joined_nodes_max: int = 1_024
+    joined_forget_ms: int = 300_000
     key_file_bytes_max: int = 64 * KIB
+    pki_file_bytes_max: int = 1 * MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,12 @@ import logging
 import sys
 import traceback
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from superfluid_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import asyncio
 
 VALUE_CHARS_MAX = 200
 MESSAGE_CHARS_MAX = 1_000
@@ -28,6 +31,7 @@ LEVELS = {
 FORMATS = ("text", "json")
 
 _FIELDS = "superfluid_fields"
+_logger = logging.getLogger(__name__)
 
 
 def _is_dangerous(code: int) -> bool:
@@ -79,7 +83,7 @@ def _stamp(record: logging.LogRecord) -> str:
 
 
 def _trace(record: logging.LogRecord) -> list[str]:
-    if record.exc_info is None or record.exc_info[1] is None:
+    if not record.exc_info or record.exc_info[1] is None:  # asyncio passes False
         return []
     text = "".join(traceback.format_exception(record.exc_info[1]))[-TRACE_CHARS_MAX:]
     return [clean(line, MESSAGE_CHARS_MAX) for line in text.rstrip().split("\n")]
@@ -146,3 +150,27 @@ def log(logger: logging.Logger, level: int | str, message: str, /, **fields: Any
     number = LEVELS[level] if isinstance(level, str) else level
     if logger.isEnabledFor(number):
         logger.log(number, "%s", message, extra={_FIELDS: fields})
+
+
+class LoopErrors:
+    """What an event loop does with errors that nobody caught: log them, but running out of descriptors once a second.
+
+    A loop that cannot accept reports it once for every place in its backlog; a thousand tracebacks a second would stop
+    everything else that the process does.
+    """
+
+    def __init__(self) -> None:
+        self._told_s: float | None = None
+        self._more = 0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "out of system resource" not in context.get("message", ""):
+            loop.default_exception_handler(context)
+            return
+        now_s = loop.time()
+        if self._told_s is not None and now_s - self._told_s < 1.0:
+            self._more += 1
+            return
+        cause = context.get("exception")
+        log(_logger, "warning", "cannot accept connections", cause=cause, more=self._more)
+        self._told_s, self._more = now_s, 0

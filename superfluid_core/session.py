@@ -148,6 +148,7 @@ class SessionSpec:
     deadline_ns: int | None = None
     prompt_logprobs: int | None = None
     start_deadline_ns: int | None = None
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)

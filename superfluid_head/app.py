@@ -15,17 +15,30 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from superfluid_core.errors import SuperfluidError
+from superfluid_head.access.addresses import Proxies
+from superfluid_head.access.origins import Origins
+from superfluid_head.api.anthropic.endpoint import MessagesEndpoint
 from superfluid_head.api.body import ClientGoneError
 from superfluid_head.api.chat import ChatEndpoint
+from superfluid_head.api.completions import CompletionsEndpoint
+from superfluid_head.api.embeddings import EmbeddingsEndpoint
 from superfluid_head.api.errors import ApiError, from_error, internal, not_found, wrong_verb
 from superfluid_head.api.fleet import FleetEndpoint
 from superfluid_head.api.gate import Gate, GateRules
 from superfluid_head.api.health import HealthEndpoint
+from superfluid_head.api.idempotency import Idempotency
 from superfluid_head.api.models import ModelsEndpoint
 from superfluid_head.api.nodes import NodesEndpoint
+from superfluid_head.api.ollama.catalog import CatalogEndpoint
+from superfluid_head.api.ollama.embed import EmbedEndpoint
+from superfluid_head.api.ollama.generate import OllamaEndpoint
 from superfluid_head.api.prefixes import PrefixesEndpoint
+from superfluid_head.api.responses.endpoint import ResponsesEndpoint
 from superfluid_head.api.sessions import SessionsEndpoint
+from superfluid_head.api.shapes import reply
+from superfluid_head.api.slots import Slots
 from superfluid_head.api.state import Head
+from superfluid_head.api.tokens import TokensEndpoint
 
 Handler = Callable[[Request], Awaitable[Response]]
 READ = ("GET", "HEAD")
@@ -36,8 +49,31 @@ def routes(head: Head) -> list[tuple[tuple[str, ...], str, Handler]]:
     chat, models, health = ChatEndpoint(head), ModelsEndpoint(head), HealthEndpoint(head)
     sessions = SessionsEndpoint(head.sessions, head.qos, head.limits)
     prefixes, nodes, fleet = PrefixesEndpoint(head), NodesEndpoint(head), FleetEndpoint(head)
+    completions, tokens = CompletionsEndpoint(head), TokensEndpoint(head)
+    ollama, catalog = OllamaEndpoint(head), CatalogEndpoint(head)
+    embeddings = EmbeddingsEndpoint(head)
+    embed = EmbedEndpoint(head, embeddings)
+    messages, responses = MessagesEndpoint(head), ResponsesEndpoint(head)
     return [
         (("POST",), "/v1/chat/completions", chat.post),
+        (("POST",), "/v1/completions", completions.post),
+        (("POST",), "/v1/embeddings", embeddings.post),
+        (("POST",), "/v1/messages", messages.post),
+        (("POST",), "/v1/messages/count_tokens", messages.count),
+        (("POST",), "/v1/responses", responses.post),
+        (("GET", "HEAD", "DELETE"), "/v1/responses/{response}", responses.stored),
+        (("POST",), "/v1/responses/{response}/cancel", responses.stored),
+        (READ, "/v1/responses/{response}/input_items", responses.stored),
+        (("POST",), "/api/chat", ollama.chat),
+        (("POST",), "/api/generate", ollama.generate),
+        (("POST",), "/api/embed", embed.post),
+        (("POST",), "/api/embeddings", embed.post_old),
+        (("POST",), "/api/show", catalog.show),
+        (READ, "/api/tags", catalog.tags),
+        (READ, "/api/ps", catalog.running),
+        (READ, "/api/version", catalog.version),
+        (("POST",), "/tokenize", tokens.tokenize),
+        (("POST",), "/detokenize", tokens.detokenize),
         (READ, "/v1/sessions", sessions.every),
         (READ, "/v1/sessions/{session}", sessions.one),
         (("POST",), "/v1/sessions/{session}/qos", sessions.set_class),
@@ -74,30 +110,39 @@ def build_app(head: Head, loopback_ports: frozenset[int] = frozenset()) -> ASGIA
     app.add_exception_handler(ClientGoneError, _on_error)
     app.add_exception_handler(HTTPException, _on_error)
     app.add_exception_handler(Exception, _on_error)
-    rules = GateRules(head.keys, loopback_ports)
-    return Gate(app, rules, head.metrics, head.clock)
+    access = head.access
+    rules = GateRules(
+        head.keys,
+        head.quotas,
+        loopback_ports,
+        access.rate_limit_rpm,
+        Proxies(access.proxies),
+        Origins(access.origins),
+    )
+    inner = Idempotency(Slots(app, head.quotas), head.clock, head.limits)
+    return Gate(inner, rules, head.metrics, head.clock)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
     match error:
         case ApiError():
-            return error.response()
+            return reply(error, request.scope)
         case SuperfluidError():
-            return from_error(error).response()
+            return reply(from_error(error), request.scope)
         case ClientGoneError():
             return Response(status_code=499)
         case HTTPException(status_code=404):
-            return not_found().response()
+            return reply(not_found(), request.scope)
         case HTTPException(status_code=405):
             return _on_wrong_verb(request, error)
         case HTTPException():
-            return ApiError(error.status_code, "the request was refused").response()
+            return reply(ApiError(error.status_code, "the request was refused"), request.scope)
         case _:
-            return internal().response()
+            return reply(internal(), request.scope)
 
 
 def _on_wrong_verb(request: Request, error: HTTPException) -> Response:
     headers = dict(error.headers or {})
     if request.method == "OPTIONS":
         return Response(status_code=204, headers=headers)
-    return wrong_verb(headers).response()
+    return reply(wrong_verb(headers), request.scope)

@@ -15,25 +15,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from superfluid_core.config_file import read_config_file
+from superfluid_core.engine.embedding import POOLINGS
 from superfluid_core.errors import ConfigError
 from superfluid_core.limits import MIB, FleetLimits, HttpLimits, LinkLimits
 from superfluid_core.link.addresses import is_loopback, parse_address
+from superfluid_core.link.pki import pki_files
+from superfluid_core.link.tls import PkiFiles
 from superfluid_core.logs import FORMATS, LEVELS
 from superfluid_core.options import Option, Setting, choice, integer, merge
 from superfluid_core.session import QosClass
-from superfluid_head.access.keys import (
-    GLOBAL_KEY_NAME,
-    KeyRing,
-    Principal,
-    check_key,
-    read_key_file,
-)
+from superfluid_head.access.keys import KeyRing, read_key_file
 from superfluid_head.access.ratelimit import RateLimit
+from superfluid_head.access.rules import ACCESS_OPTIONS, AccessRules, KeySources, build_access
+from superfluid_head.api.message import REASONING_FIELDS
 from superfluid_head.api.qos import QosRules
 from superfluid_head.fleet.directory import NodeAddress, parse_fleet
+from superfluid_head.text.dialects.detect import AUTO, DIALECTS, NONE, DialectChoice
+from superfluid_head.text.dialects.dialect import CALL_PARSERS, REASONING_PARSERS
 
 DEFAULT_FILE = "/etc/superfluid/head.toml"
 HTTP_PORT = 8453
+FLEET_PORT = 8452
 PLACEMENTS = ("load-aware", "least-loaded", "round-robin")
 
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
@@ -87,12 +89,18 @@ OPTIONS: tuple[Option, ...] = (
     Option("node-arg", "Argument for the local node, repeatable: --node-arg=--max-batch=4.", metavar="ARG", repeated=True),
     Option("fleet", "Nodes, separated by commas or repeated, or @FILE, read again on SIGHUP.  "
            "[default: one local node for MODEL]", metavar="[NAME=]HOST[:PORT]", repeated=True),
+    Option("fleet-listen", "Where nodes may dial in (superfluid-noded --join), repeatable; beside --fleet or instead of it.  "
+           f"[default port: {FLEET_PORT}]", metavar="HOST:PORT", repeated=True, default=()),
+    Option("fleet-conns-per-node", "Links to each node, for bandwidth; sessions spread over them.",
+           integer(1, _LINK.conns_per_node_max), 1, metavar="N"),
     Option("fleet-auth", "Fleet key file (superfluid fleet key).", metavar="FILE"),
+    Option("fleet-ca", "Certificates of an own authority, instead of a fleet key.", metavar="FILE.pem"),
+    Option("fleet-cert", "This head's certificate by that authority; it gives the head's name.", metavar="FILE.pem"),
+    Option("fleet-cert-key", "Its private key.", metavar="FILE.pem"),
     Option("insecure-no-auth", "Nodes without a key, and listeners off loopback without API keys.", is_flag=True),
     Option("http", "Address for clients, repeatable; [v6]:PORT for IPv6.", default=(f"127.0.0.1:{HTTP_PORT}",),
            metavar="HOST:PORT", repeated=True),
-    Option("api-key", "API key of clients; SUPERFLUID_API_KEY or the configuration file only.", secret=True),
-    Option("api-key-file", "File that holds the API key of clients.", metavar="FILE"),
+    *ACCESS_OPTIONS,
     Option("placement", f"How nodes are chosen: {', '.join(PLACEMENTS)}.", choice(*PLACEMENTS), "load-aware"),
     Option("fleet-dead-ms", "Silence after which a node is dead.", integer(100, 600_000), _LINK.dead_ms, metavar="N"),
     Option("allow-mixed", "Accept nodes that serve different weights under one name.", is_flag=True),
@@ -116,8 +124,18 @@ OPTIONS: tuple[Option, ...] = (
     Option("completion-deadline-ms", "Drop completions that have not started by then; 0 is off.",
            integer(0, 86_400_000), 0, metavar="N"),
     *LOCAL_OPTIONS,
+    Option("dialect", f"How models write tool calls and reasoning: {AUTO} (from the template), {NONE}, {', '.join(DIALECTS)}.",
+           choice(AUTO, NONE, *DIALECTS), AUTO, metavar="NAME"),
+    Option("tool-call-parser", f"How they write tool calls: {AUTO}, {NONE}, {', '.join(CALL_PARSERS)}.",
+           choice(AUTO, NONE, *CALL_PARSERS), AUTO, metavar="NAME"),
+    Option("reasoning-parser", f"How they mark reasoning: {AUTO}, {NONE}, {', '.join(REASONING_PARSERS)}.",
+           choice(AUTO, NONE, *REASONING_PARSERS), AUTO, metavar="NAME"),
+    Option("reasoning-field", "Name of the reasoning in replies: reasoning_content, or both (reasoning as well).",
+           choice(*REASONING_FIELDS), "reasoning_content", metavar="NAME"),
+    Option("embedding-pooling", f"How models embed whose request does not say: none (refused), {', '.join(POOLINGS)}.",
+           choice(NONE, *POOLINGS), NONE, metavar="NAME"),
     Option("debug-headers", "Say in replies how often a request moved.", is_flag=True),
-    Option("ready-file", "JSON file written when the head listens.", metavar="FILE"),
+    Option("ready-file", "JSON file written when the head listens and a node of its own is up.", metavar="FILE"),
     Option("log-format", "How to log: text or json.", choice(*FORMATS), "text"),
     Option("log-level", f"Least level to log: {', '.join(LEVELS)}.", choice(*LEVELS), "info"),
 )  # fmt: skip
@@ -145,10 +163,14 @@ class HeadConfig:
     node_arguments: tuple[str, ...]
     fleet: tuple[NodeAddress, ...]
     fleet_texts: tuple[str, ...]
+    fleet_listen: tuple[tuple[str, int], ...]
+    fleet_conns: int
     fleet_auth: Path | None
+    pki: PkiFiles | None
     insecure_no_auth: bool
     http: tuple[tuple[str, int], ...]
     keys: KeyRing
+    access: AccessRules
     placement: str
     fleet_dead_ms: int
     allow_mixed: bool
@@ -158,6 +180,9 @@ class HeadConfig:
     qos: QosRules
     prefix_shared: bool
     debug_headers: bool
+    dialects: DialectChoice
+    reasoning_field: str
+    embedding_pooling: str
     ready_file: Path | None
     log_format: str
     log_level: str
@@ -166,7 +191,16 @@ class HeadConfig:
     @property
     def is_fleet_judged(self) -> bool:
         """Whether somebody answered for nodes off this machine: a key, or the word that none is wanted."""
-        return self.fleet_auth is not None or self.insecure_no_auth
+        return self.has_fleet_keys or self.insecure_no_auth
+
+    @property
+    def has_fleet_keys(self) -> bool:
+        return self.fleet_auth is not None or self.pki is not None
+
+    @property
+    def has_fleet(self) -> bool:
+        """Whether there are nodes of somebody else's: then no local one is started."""
+        return bool(self.fleet or self.fleet_listen)
 
 
 def read_settings(flags: Mapping[str, Any], file: str | None) -> dict[str, Setting]:
@@ -194,37 +228,47 @@ def client_key(file: str | None) -> str | None:
     return os.environ.get("SUPERFLUID_API_KEY") or None
 
 
+def read_keys(sources: KeySources) -> KeyRing:
+    """Read the keys of clients, or read them again. Raises ConfigError."""
+    return sources.read(os.environ)
+
+
 def build_config(settings: Mapping[str, Setting], around: Surroundings) -> HeadConfig:
     """Judge the settings together. Raises ConfigError."""
     value = {name: setting.value for name, setting in settings.items()}
     models, fleet = value["model"], value["fleet"]
-    if not models and not fleet:
-        raise ConfigError("nothing to serve: give a MODEL, or --fleet HOST:PORT")
-    if value["fleet_auth"] and value["insecure_no_auth"]:
-        raise ConfigError("--fleet-auth and --insecure-no-auth exclude each other")
-    is_judged = bool(value["fleet_auth"] or value["insecure_no_auth"])
+    has_fleet = bool(fleet or value["fleet_listen"])
+    if not models and not has_fleet:
+        raise ConfigError("nothing to serve: give a MODEL, or --fleet HOST:PORT, or --fleet-listen")
+    pki = _pki(value)
+    is_judged = bool(value["fleet_auth"] or pki or value["insecure_no_auth"])
     nodes = read_fleet(fleet, is_judged=is_judged)
-    if len(models) > 1 and not fleet:
+    if len(models) > 1 and not has_fleet:
         raise ConfigError("several models need --fleet: a local node serves one")
-    if value["model_name"] and fleet:
+    if value["model_name"] and has_fleet:
         raise ConfigError("--model-name belongs to a local node; remote nodes name their models")
     local = _local_arguments(settings)
-    if (value["node_arg"] or local.flags) and fleet:
+    if (value["node_arg"] or local.flags) and has_fleet:
         name = "node-arg" if value["node_arg"] else local.flags[0]
         raise ConfigError(f"--{name} belongs to a local node; there is none with --fleet")
     limits = replace(
         _LIMITS, body_bytes_max=value["max_body_mib"] * MIB, drain_ms=value["drain_ms"]
     )
+    access = build_access(value)
     return HeadConfig(
         models=tuple(dict.fromkeys(models)),
         model_name=value["model_name"],
-        node_arguments=() if fleet else (*local.arguments, *value["node_arg"]),
+        node_arguments=() if has_fleet else (*local.arguments, *value["node_arg"]),
         fleet=nodes,
         fleet_texts=tuple(fleet),
+        fleet_listen=tuple(parse_address(text, FLEET_PORT) for text in value["fleet_listen"] or ()),
+        fleet_conns=value["fleet_conns_per_node"],
         fleet_auth=_path(value["fleet_auth"]),
+        pki=pki,
         insecure_no_auth=value["insecure_no_auth"],
         http=tuple(parse_address(text, HTTP_PORT) for text in value["http"]),
-        keys=_keys(value["api_key"], value["api_key_file"]),
+        keys=read_keys(access.sources),
+        access=access,
         placement=value["placement"],
         fleet_dead_ms=value["fleet_dead_ms"],
         allow_mixed=value["allow_mixed"],
@@ -240,6 +284,11 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> HeadC
         qos=_qos(value),
         prefix_shared=value["prefix_scope"] == "shared",
         debug_headers=value["debug_headers"],
+        dialects=DialectChoice(
+            value["dialect"], value["tool_call_parser"], value["reasoning_parser"]
+        ),
+        reasoning_field=value["reasoning_field"],
+        embedding_pooling=value["embedding_pooling"],
         ready_file=_path(value["ready_file"]),
         log_format=value["log_format"],
         log_level=value["log_level"],
@@ -257,6 +306,16 @@ def read_fleet(texts: tuple[str, ...], *, is_judged: bool) -> tuple[NodeAddress,
             "superfluid fleet key), or --insecure-no-auth"
         )
     return nodes
+
+
+def _pki(value: Mapping[str, Any]) -> PkiFiles | None:
+    """Read what the fleet trusts, of which there is one thing at most. Raises ConfigError."""
+    if value["fleet_auth"] and value["insecure_no_auth"]:
+        raise ConfigError("--fleet-auth and --insecure-no-auth exclude each other")
+    files = pki_files(value["fleet_ca"], value["fleet_cert"], value["fleet_cert_key"])
+    if files is not None and (value["fleet_auth"] or value["insecure_no_auth"]):
+        raise ConfigError("--fleet-ca excludes --fleet-auth and --insecure-no-auth")
+    return files
 
 
 class _Local(NamedTuple):
@@ -289,21 +348,6 @@ def _qos(value: Mapping[str, Any]) -> QosRules:
         completions=RateLimit(value["completion_rate"], value["completion_burst"]),
         completion_deadline_ms=value["completion_deadline_ms"],
     )
-
-
-def _keys(secret: str | None, file: str | None) -> KeyRing:
-    """Make the key ring of the one global key, which is admin."""
-    if secret and file:
-        raise ConfigError("give one API key: in the environment or in --api-key-file")
-    if file:
-        secret = read_key_file(Path(file))
-    elif secret:
-        secret = check_key(secret, "SUPERFLUID_API_KEY")
-    if secret is None:
-        return KeyRing()
-    if not secret:
-        raise ConfigError("the API key is empty")
-    return KeyRing([(secret, Principal(GLOBAL_KEY_NAME, admin=True))])
 
 
 def _is_here(host: str) -> bool:

@@ -8,20 +8,18 @@ the second answer completed. Every process that it starts is ended by its own id
 
 from __future__ import annotations
 
-import signal
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import click
 
-from superfluid_head.bench.failover import MOCK_FLAGS, SmallFleet, native_flags
 from superfluid_head.bench.report import median
-from superfluid_head.bench.rig import Rig, RigError
+from superfluid_head.bench.rig import Rig, RigError, ended_by_signals
+from superfluid_head.bench.small_fleet import MOCK_FLAGS, SmallFleet, native_flags
 
 QUESTION = "Write a short story about a lighthouse keeper who repairs the lamp during a storm."
 REQUEST_SECONDS = 180.0
@@ -150,21 +148,6 @@ def run_demo(fleet: SmallFleet, tokens: int) -> bool:
     moved = ask(fleet, tokens, kill_once)
     show_comparison(unbroken, moved, kill_at)
     return bool(victim) and is_complete(moved, kill_at)
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an ordinary exit, so that the children are ended too."""
-
-    def leave(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = {n: signal.signal(n, leave) for n in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @click.command(help=__doc__.splitlines()[0] if __doc__ else None)

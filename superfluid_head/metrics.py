@@ -1,19 +1,77 @@
-"""What the head measures, in a registry of its own. Labels are bounded: routes, statuses, served models, nodes.
+"""What the head measures, in a registry of its own. Labels are bounded: routes, statuses, served models, nodes, tenants.
 
-Knows prometheus_client and the names of classes; callers hand in plain numbers. Names begin with `superfluid_head_`.
+Knows prometheus_client and the names of classes; callers hand in plain numbers. Names begin with `superfluid_head_`. A tenant may
+be shown the rows that carry its name and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from superfluid_core.session import QosClass
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 SHORT_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 LABEL_VALUES_MAX = 128
+TENANTS_MAX = 2_048
+OTHERS = "~other"
+"""No tenant can be called this."""
+
+
+class _LinkEvents(Collector):
+    """Counts of what happened to links, as they were when last set."""
+
+    def __init__(self) -> None:
+        self.counts: Mapping[str, int] = {}
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "superfluid_head_link_events", "What happened to links to nodes", labels=("event",)
+        )
+        for event, count in self.counts.items():
+            family.add_metric((event,), count)
+        yield family
+
+
+class _OwnRows(Collector):
+    """The samples of one tenant."""
+
+    def __init__(self, registry: CollectorRegistry, tenant: str) -> None:
+        self._registry = registry
+        self._tenant = tenant
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            own = [each for each in family.samples if each.labels.get("tenant") == self._tenant]
+            if own:
+                shown = Metric(family.name, family.documentation, family.type, family.unit)
+                shown.samples = own
+                yield shown
+
+
+class _Tenants:
+    """What is counted by tenant, of whom there are so many at most."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        name = "superfluid_head_tenant"
+        labels = ["tenant", "status"]
+        self.requests = Counter(f"{name}_requests", "Answered requests", labels, registry=registry)
+        self.tokens = Counter(f"{name}_tokens", "Tokens", ["tenant", "kind"], registry=registry)
+        self._known: set[str] = set()
+
+    def label(self, tenant: str) -> str:
+        if tenant not in self._known:
+            if len(self._known) >= TENANTS_MAX:
+                return OTHERS
+            self._known.add(tenant)
+        return tenant
 
 
 class HeadMetrics:
@@ -81,6 +139,9 @@ class HeadMetrics:
             buckets=SHORT_SECONDS,
             registry=made,
         )
+        self._tenants = _Tenants(made)
+        self._links = _LinkEvents()
+        made.register(self._links)
         self._seen: dict[str, set[str]] = {}
 
     def _bounded(self, label: str, value: str) -> str:
@@ -97,6 +158,10 @@ class HeadMetrics:
         self._requests.labels(name, str(status or 499)).inc()
         self._request_s.labels(name).observe(elapsed_s)
 
+    def tenant_done(self, tenant: str, status: int) -> None:
+        """Count a request of somebody who was let in."""
+        self._tenants.requests.labels(self._tenants.label(tenant), str(status or 499)).inc()
+
     def first_token(self, model: str, elapsed_s: float) -> None:
         self._ttft_s.labels(self._bounded("model", model)).observe(elapsed_s)
 
@@ -108,8 +173,12 @@ class HeadMetrics:
         self._generations.labels(name, finish).inc()
         self._e2e_s.labels(name).observe(elapsed_s)
 
-    def tokens(self, model: str, *, prompt: int, cached: int, completion: int) -> None:
-        name = self._bounded("model", model)
+    def tokens(self, whose: tuple[str, str], *, prompt: int, cached: int, completion: int) -> None:
+        """Count tokens of a model and a tenant."""
+        name, tenant = self._bounded("model", whose[0]), self._tenants.label(whose[1])
+        self._tenants.tokens.labels(tenant, "prompt").inc(prompt)
+        self._tenants.tokens.labels(tenant, "cached").inc(cached)
+        self._tenants.tokens.labels(tenant, "completion").inc(completion)
         self._tokens.labels(name, "prompt").inc(prompt)
         self._tokens.labels(name, "cached").inc(cached)
         self._tokens.labels(name, "completion").inc(completion)
@@ -130,6 +199,14 @@ class HeadMetrics:
         for qos, count in zip(QosClass, counts, strict=True):
             self._waiting.labels(qos.label).set(count)
 
-    def render(self) -> bytes:
-        """Prometheus text 0.0.4."""
-        return generate_latest(self.registry)
+    def links(self, counts: Mapping[str, int]) -> None:
+        """Set what happened to links so far; called before a scrape."""
+        self._links.counts = dict(counts)
+
+    def render(self, tenant: str | None = None) -> bytes:
+        """Prometheus text 0.0.4: everything, or one tenant's rows."""
+        if tenant is None:
+            return generate_latest(self.registry)
+        own = CollectorRegistry()
+        own.register(_OwnRows(self.registry, tenant))
+        return generate_latest(own)

@@ -15,69 +15,51 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator
+import ssl
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
 
 from superfluid_core.clock import MS, SECOND, Clock
 from superfluid_core.errors import ConfigError, SuperfluidError
-from superfluid_core.limits import HttpLimits, LinkLimits
-from superfluid_core.link.addresses import format_address
-from superfluid_core.link.keys import FleetKeys, load_keys
-from superfluid_core.logs import log
-from superfluid_core.notify import READY, STOPPING, WATCHDOG, notify, watchdog_interval_ms
+from superfluid_core.limits import LinkLimits
+from superfluid_core.link.addresses import format_address, judge_bind
+from superfluid_core.link.causes import why_unresolved
+from superfluid_core.link.keys import load_keys
+from superfluid_core.link.pki import identity_in
+from superfluid_core.link.tls import Credentials, client_context
+from superfluid_core.logs import LoopErrors, log
+from superfluid_core.notify import READY, STOPPING, WATCHDOG, notify, status, watchdog_interval_ms
 from superfluid_core.placement.policies import Policy
+from superfluid_core.wire.schema import Role
+from superfluid_head.access.addresses import Connections, Proxies
 from superfluid_head.api.inflight import Inflight
-from superfluid_head.api.protocol import protocol_class
 from superfluid_head.api.qos import QosDesk
 from superfluid_head.api.state import Head
 from superfluid_head.app import build_app
-from superfluid_head.config import HeadConfig, version
+from superfluid_head.config import HeadConfig, read_keys, version
 from superfluid_head.fleet.fleet import Fleet, FleetOptions
 from superfluid_head.fleet.local import LOCAL_KEY, LocalNode
+from superfluid_head.http_server import http_server
 from superfluid_head.listeners import bound, judge_exposure, loopback_ports, open_sockets
 from superfluid_head.metrics import HeadMetrics
-from superfluid_head.reload import Reloader
+from superfluid_head.reload import Reloader, Reread
 from superfluid_head.text.catalog import TextCatalog
 from superfluid_head.text.chat import TextWorkers
 
 __all__ = ["http_server", "open_sockets", "run_head"]
 
 CUT_GRACE_MS = 2_000
-CLOSE_S = 5
 LAG_MS = 500
 REACH_MS = 10_000
+_LOADING_S = 10.0
+# A model takes its time to load; a supervisor that waits for READY is asked for more, again and again.
+_LOADING = f"EXTEND_TIMEOUT_USEC={3 * int(_LOADING_S) * 1_000_000}\n" + status("loading the model")
 
 _logger = logging.getLogger(__name__)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: they are the head's."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def http_server(app: ASGIApp, limits: HttpLimits) -> uvicorn.Server:
-    """Make the HTTP server; call its `serve(sockets=...)`."""
-    return _Server(
-        uvicorn.Config(
-            app,
-            http=protocol_class(limits),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_keep_alive=limits.keep_alive_s,
-            timeout_graceful_shutdown=CLOSE_S,
-        )
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +74,7 @@ class _Parts:
 
 async def run_head(config: HeadConfig, clock: Clock) -> None:
     """Serve until told to stop. Raises SuperfluidError when it cannot."""
+    asyncio.get_running_loop().set_exception_handler(LoopErrors())
     sockets = open_sockets(config.http)
     try:
         await _run(config, clock, sockets)
@@ -117,23 +100,30 @@ async def _run(config: HeadConfig, clock: Clock, sockets: list[socket.socket]) -
     is_open = judge_exposure(
         places, has_key=not config.keys.is_empty, insecure=config.insecure_no_auth
     )
+    certificate = config.access.certificate
+    tls = None if certificate is None else certificate.context()
     workers = TextWorkers(config.limits)
-    local = None if config.fleet else _local_node(config, clock)
+    _judge_fleet_listen(config)
+    local = None if config.has_fleet else _local_node(config, clock)
     place = None if local is None else _Place(local)
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [] if local is None else [group.create_task(local.run())]
-            texts = TextCatalog(workers)
+            texts = TextCatalog(workers, config.dialects)
             await asyncio.to_thread(_load_texts, config, texts)
             fleet = _fleet(config, clock, texts, local)
+            joining = await fleet.listen()
             if place is not None:
                 place.attach(fleet)
             warnings = _warnings(config, is_open=is_open)
             head = _head(config, clock, fleet, texts, warnings)
-            server = http_server(build_app(head, loopback_ports(places)), config.limits)
+            app = build_app(head, loopback_ports(places))
+            counted = Connections(config.access.conns_per_address, Proxies(config.access.proxies))
+            server = http_server(app, config.limits, counted, tls)
             parts = _Parts(fleet, texts, head, server)
-            reloader = Reloader(config, fleet)
+            reloader = Reloader(config, fleet, _rereads(config, tls))
             tasks += [
+                group.create_task(_become_ready(config, place, places, joining)),
                 group.create_task(fleet.run()),
                 group.create_task(reloader.run()),
                 group.create_task(texts.follow(fleet)),
@@ -143,7 +133,7 @@ async def _run(config: HeadConfig, clock: Clock, sockets: list[socket.socket]) -
                 group.create_task(_feed_watchdog(config)),
                 group.create_task(_stop_on_signal(parts, config)),
             ]
-            _say_ready(config, places)
+            _say_places(places, joining, "http" if tls is None else "https")
             gc.freeze()
             gc.enable()
             await server.serve(sockets=sockets)
@@ -171,17 +161,41 @@ def _local_node(config: HeadConfig, clock: Clock) -> LocalNode:
 
 def _fleet(config: HeadConfig, clock: Clock, texts: TextCatalog, local: LocalNode | None) -> Fleet:
     nodes = config.fleet if local is None else (local.address,)
+    keys = _fleet_keys(config) if local is None else local.keys
     options = FleetOptions(
         nodes=nodes,
-        head=f"{socket.gethostname().split('.')[0][:40] or 'head'}-{os.urandom(4).hex()}",
-        keys=_fleet_keys(config) if local is None else local.keys,
+        head=_head_name(config),
+        keys=keys,
         policy=Policy(config.placement),
         allow_mixed=config.allow_mixed,
         texts={text.name: text.fingerprint for text in texts},
         link_limits=replace(LinkLimits(), dead_ms=config.fleet_dead_ms),
         fleet_limits=config.fleet_limits,
+        listen=config.fleet_listen,
+        conns=config.fleet_conns,
     )
+    if keys is not None:
+        client_context(keys, options.head)  # what is wrong with files of an own authority, at once
     return Fleet(options, clock)
+
+
+def _head_name(config: HeadConfig) -> str:
+    """Name this head: as its certificate does, else host and chance."""
+    if config.pki is not None:
+        return identity_in(config.pki, Role.HEAD)
+    return f"{socket.gethostname().split('.')[0][:40] or 'head'}-{os.urandom(4).hex()}"
+
+
+def _judge_fleet_listen(config: HeadConfig) -> None:
+    """Resolve where nodes may dial in, and refuse an open door (fleet.md 2). Raises ConfigError."""
+    for host, port in config.fleet_listen:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            where = format_address(host, port)
+            raise ConfigError(f"--fleet-listen {where}: {why_unresolved(error)}") from None
+        addresses = [str(address[0]) for *_, address in found]
+        judge_bind(addresses, has_key=config.has_fleet_keys, insecure=config.insecure_no_auth)
 
 
 class _Place:
@@ -190,6 +204,7 @@ class _Place:
     def __init__(self, local: LocalNode) -> None:
         self._fleet: Fleet | None = None
         self._last: tuple[str, int] | None = None
+        self.is_known = asyncio.Event()
         local.on_ready = self._moved
 
     def attach(self, fleet: Fleet) -> None:
@@ -199,11 +214,14 @@ class _Place:
 
     def _moved(self, host: str, port: int) -> None:
         self._last = (host, port)
+        self.is_known.set()
         if self._fleet is not None:
             self._fleet.relocate(LOCAL_KEY, host, port)
 
 
-def _fleet_keys(config: HeadConfig) -> FleetKeys | None:
+def _fleet_keys(config: HeadConfig) -> Credentials | None:
+    if config.pki is not None:
+        return config.pki
     return None if config.fleet_auth is None else load_keys(config.fleet_auth)
 
 
@@ -211,7 +229,7 @@ def _warnings(config: HeadConfig, *, is_open: bool) -> tuple[str, ...]:
     found = []
     if is_open:
         found.append("clients off this machine need no API key (--insecure-no-auth)")
-    if config.fleet and config.fleet_auth is None:
+    if config.has_fleet and not config.has_fleet_keys:
         found.append("links to nodes are neither encrypted nor authenticated (--insecure-no-auth)")
     return tuple(found)
 
@@ -232,22 +250,55 @@ def _head(
         version=version(),
         warnings=warnings,
         debug_headers=config.debug_headers,
+        is_reasoning_doubled=config.reasoning_field == "both",
+        embedding_pooling=config.embedding_pooling,
         qos=QosDesk(config.qos),
         prefix_shared=config.prefix_shared,
+        access=config.access,
     )
 
 
-def _say_ready(config: HeadConfig, places: list[tuple[str, int]]) -> None:
+def _rereads(config: HeadConfig, tls: ssl.SSLContext | None) -> list[Reread[Any]]:
+    """List what SIGHUP reads again beside the nodes."""
+    found: list[Reread[Any]] = []
+    sources, certificate = config.access.sources, config.access.certificate
+    if sources.can_change:
+        found.append(Reread("API keys", partial(read_keys, sources), config.keys.adopt))
+    if certificate is not None and tls is not None:
+        # tried in a context of its own, which is thrown away
+        load = partial(certificate.load_into, tls)
+        found.append(Reread("certificate and key", certificate.context, lambda _: load()))
+    return found
+
+
+def _say_places(places: list[tuple[str, int]], joining: list[tuple[str, int]], scheme: str) -> None:
     for place in places:
-        log(_logger, "info", f"listening on http://{format_address(*place)}/v1")
+        log(_logger, "info", f"listening on {scheme}://{format_address(*place)}/v1")
+    for place in joining:
+        log(_logger, "info", f"nodes may join at {format_address(*place)}")
+
+
+async def _become_ready(
+    config: HeadConfig,
+    local: _Place | None,
+    places: list[tuple[str, int]],
+    joining: list[tuple[str, int]],
+) -> None:
+    """Tell supervisor and ready file; with a node of one's own only once that is up: it may still refuse its settings."""
+    while local is not None and not local.is_known.is_set():
+        notify(_LOADING, config.around.notify_socket)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOADING_S):
+                await local.is_known.wait()
     if config.ready_file is not None:
-        _write_ready(config.ready_file, places)
+        _write_ready(config.ready_file, places, joining)
     notify(READY, config.around.notify_socket)
 
 
-def _write_ready(path: Path, places: list[tuple[str, int]]) -> None:
+def _write_ready(path: Path, places: list[tuple[str, int]], joining: list[tuple[str, int]]) -> None:
     """Write atomically: whoever sees the file sees all of it."""
-    body = json.dumps({"pid": os.getpid(), "http": [list(place) for place in places]})
+    facts = {"pid": os.getpid(), "http": places, "fleet": joining}
+    body = json.dumps(facts)
     draft = path.with_name(path.name + ".new")
     try:
         draft.write_text(body, encoding="utf-8")

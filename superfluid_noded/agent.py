@@ -9,7 +9,7 @@ REFUSE. A link that is lost or cannot take its frames loses its sessions at once
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 DRAIN_RETRY_MS = 1_000
 RATE_RETRY_MS = 100
+NO_EMBEDDINGS = Denial(ErrorCode.UNSUPPORTED, "no engine of this node has embeddings")
 
 _VERDICTS = {
     Verdict.STALE_EPOCH: ErrorCode.FENCED,
@@ -73,7 +74,10 @@ class Observer(Protocol):
 
 
 class Agent:
-    """Hears heads. `submit` reaches the scheduler; `on_change` is called when the load has changed."""
+    """Hears heads. `submit` reaches the schedulers; `on_change` is called when the load has changed.
+
+    `pins` holds the pins of each model's cache, by every name of the model.
+    """
 
     def __init__(
         self,
@@ -82,7 +86,7 @@ class Agent:
         observer: Observer,
         submit: Callable[..., None],
         limits: LinkLimits,
-        pins: Pins,
+        pins: Mapping[str, Pins],
     ) -> None:
         self.card = card
         self.limits = limits
@@ -91,7 +95,11 @@ class Agent:
             SessionTable(LeaseLimits(card.sessions_per_link_max, limits.lease_ttl_max_ms))
         )
         self.drain_until_ns: int | None = None
+        self._is_leaving = False
         self.on_change: Callable[[], None] = lambda: None
+        self.on_embed: Callable[[Head, Embed], Denial | None] = lambda _head, _message: (
+            NO_EMBEDDINGS
+        )
         self._clock = clock
         self._observer = observer
         self._submit = submit
@@ -105,10 +113,13 @@ class Agent:
 
     def welcome(self, hello: Hello) -> Welcome | Refuse:
         """Answer the first frame of a link."""
-        if self.is_draining:
-            return Refuse(ErrorCode.DRAINING, "this node is draining", DRAIN_RETRY_MS)
-        if len(self.roster.heads) >= self.limits.heads_max:
+        if self._is_leaving:
+            return Refuse(ErrorCode.DRAINING, "this node is leaving", DRAIN_RETRY_MS)
+        names = [head.name for head in self.roster.heads.values()]
+        if hello.head not in names and len(set(names)) >= self.limits.heads_max:
             return Refuse(ErrorCode.OVERLOADED, "too many heads are linked to this node")
+        if names.count(hello.head) >= self.limits.links_per_head_max:
+            return Refuse(ErrorCode.OVERLOADED, "too many links of this head")
         return self.card.welcome(hello, self.limits, self._clock.boot_ns())
 
     def attach(self, link: Link) -> Head:
@@ -116,6 +127,8 @@ class Agent:
         assert isinstance(link.peer, Hello), "a node's peer says HELLO"
         head = self.roster.admit(link, link.peer.head)
         log(logger, "info", "head linked", head=head.name, remote=link.remote)
+        if self.is_draining:
+            self.on_change()
         return head
 
     def detach(self, head: Head, reason: str) -> None:
@@ -146,13 +159,11 @@ class Agent:
             case Pin():
                 self._pin(head, message)
             case Unpin():
-                self.pins.unpin(head.name, message.hashes)
+                self._unpin(head, message)
             case Embed():
-                text = "no engine of this node has embeddings"
-                self._refuse(head, message.session, 0, Denial(ErrorCode.UNSUPPORTED, text))
+                self._embed(head, message)
             case DrainOrder():
-                log(logger, "info", "drain ordered", head=head.name, grace_ms=message.grace_ms)
-                self.drain(message.grace_ms)
+                self._order(head, message.grace_ms)
             case _:
                 return
 
@@ -194,6 +205,14 @@ class Agent:
         model = self.card.model(message.model)
         return judge_open(message, None if model is None else model.info, key, now_ns)
 
+    def _embed(self, head: Head, message: Embed) -> None:
+        """Have a text embedded; it is no session, and what refuses it is told like one."""
+        denial: Denial | None = Denial(ErrorCode.DRAINING, "this node is draining", DRAIN_RETRY_MS)
+        if not self.is_draining:
+            denial = self.on_embed(head, message)
+        if denial is not None:
+            self._refuse(head, message.session, 0, denial)
+
     def _supersede(self, old: Live) -> list[Input]:
         """End an older placement of the same session; its head has raised the epoch and wants no word of it."""
         self.roster.forget(old, purge=True)
@@ -226,13 +245,23 @@ class Agent:
             self._submit(SetQos(live.run_key, message.qos))
 
     def _pin(self, head: Head, message: Pin) -> None:
-        kept = self.pins.pin(head.name, message.hashes, message.ttl_ms, self._clock.now_ns())
-        fields = {"head": head.name, "blocks": kept, "ttl_ms": message.ttl_ms}
+        pins = self.pins.get(message.model)
+        if pins is None:
+            raise RemoteProtocolError("PIN for a model that this node does not serve")
+        kept = pins.pin(head.name, message.hashes, message.ttl_ms, self._clock.now_ns())
+        fields = {"head": head.name, "model": message.model, "blocks": kept}
+        fields["ttl_ms"] = message.ttl_ms
         log(logger, "info", "prefix pinned", **fields, refused=len(message.hashes) - kept)
+
+    def _unpin(self, head: Head, message: Unpin) -> None:
+        pins = self.pins.get(message.model)
+        if pins is not None:
+            pins.unpin(head.name, message.hashes)
 
     def end_pins(self) -> None:
         """Let go of prefixes whose pins have ended."""
-        self.pins.expire(self._clock.now_ns())
+        for pins in self.pins.values():
+            pins.expire(self._clock.now_ns())
 
     # --- ends that the node decides ---------------------------------------------------------------
 
@@ -255,15 +284,34 @@ class Agent:
     def end_lapsed(self) -> None:
         """Fence what has outlived its lease."""
         lapsed = self.roster.table.expire(self._clock.boot_ns())
-        doomed = [self.roster.live[placement.serial] for placement in lapsed]
-        self.end(doomed, CloseReason.FENCED, ErrorCode.FENCED)
+        if lapsed:
+            doomed = [self.roster.live[placement.serial] for placement in lapsed]
+            self.end(doomed, CloseReason.FENCED, ErrorCode.FENCED)
+
+    def _order(self, head: Head, grace_ms: int | None) -> None:
+        """Follow a head's DRAIN. Any head may end what any head began: they are one operator's."""
+        if grace_ms is None:
+            log(logger, "info", "drain ended", head=head.name)
+            self.undrain()
+        else:
+            log(logger, "info", "drain ordered", head=head.name, grace_ms=grace_ms)
+            self.drain(grace_ms)
+
+    def undrain(self) -> None:
+        """Take sessions again, unless the node itself is leaving."""
+        if self._is_leaving or self.drain_until_ns is None:
+            return
+        self.drain_until_ns = None
+        self._submit(Drain(is_over=True))
+        self.on_change()
 
     def drain(self, grace_ms: int, *, leaving: bool = False) -> None:
         """Refuse new sessions from now on; what runs may run for `grace_ms`. A second order can only shorten it.
 
-        A node that is `leaving` says GOAWAY; one that was only told to drain keeps its links and says so in STATUS.
+        A node that is `leaving` says GOAWAY; one that was only told to drain keeps its links, takes new ones and says so in STATUS.
         """
         if leaving:
+            self._is_leaving = True
             for head in list(self.roster.heads.values()):
                 self.roster.send(head, (Goaway("draining"),))
         until_ns = self._clock.now_ns() + grace_ms * MS

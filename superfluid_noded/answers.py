@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
 from superfluid_core.engine.base import EngineInfo
 from superfluid_core.limits import LinkLimits, WireLimits
+from superfluid_core.wire.announced import tenant_lanes_feature
 from superfluid_core.wire.messages import (
     MINOR,
     FileAsk,
@@ -40,7 +41,8 @@ class ModelCard:
     info: EngineInfo
     files: Mapping[str, bytes]
 
-    def offers(self) -> tuple[ModelOffer, ...]:
+    def offers(self, engine: int = 0) -> tuple[ModelOffer, ...]:
+        """Offer the model under each of its names; `engine` is its number on this node."""
         info = self.info
         return tuple(
             ModelOffer(
@@ -55,6 +57,7 @@ class ModelCard:
                 lanes=info.lanes,
                 block_tokens=info.block_tokens,
                 blocks=info.blocks,
+                engine=engine,
             )
             for name in self.names
         )
@@ -62,12 +65,24 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class NodeCard:
-    """Who this node is and what it serves, the main model first; constant for the life of the process."""
+    """Who this node is and what it serves, the main model first; constant for the life of the process.
+
+    `salt` is that of its prefix cache where heads cannot know it: under an own authority. `tenant_lanes` caps the lanes of one
+    tenant, 0 does not.
+    """
 
     identity: str
     boot: str
     models: tuple[ModelCard, ...]
     prefix_shared: bool = False
+    salt: bytes = field(default=b"", repr=False)
+    tenant_lanes: int = 0
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        shared = (PREFIX_SHARED,) if self.prefix_shared else ()
+        capped = (tenant_lanes_feature(self.tenant_lanes),) if self.tenant_lanes else ()
+        return (*FEATURES, *shared, *capped)
 
     @property
     def main(self) -> ModelCard:
@@ -83,13 +98,14 @@ class NodeCard:
         return next((card for card in self.models if name in card.names), None)
 
     def offers(self) -> tuple[ModelOffer, ...]:
-        return tuple(offer for card in self.models for offer in card.offers())
+        every = [card.offers(number) for number, card in enumerate(self.models)]
+        return tuple(offer for offers in every for offer in offers)
 
     def welcome(self, hello: Hello, limits: LinkLimits, stamp_ns: int) -> Welcome:
         """Answer a HELLO. `stamp_ns` is CLOCK_BOOTTIME: the first stamp that the head can echo."""
         return Welcome(
             minor=min(MINOR, hello.minor),
-            features=(*FEATURES, PREFIX_SHARED) if self.prefix_shared else FEATURES,
+            features=self.features,
             node=self.identity,
             boot=self.boot,
             models=self.offers(),
@@ -98,6 +114,7 @@ class NodeCard:
             sessions_max=self.sessions_per_link_max,
             lease_ttl_max_ms=limits.lease_ttl_max_ms,
             idle_timeout_ms=limits.idle_timeout_ms,
+            salt=self.salt,
         )
 
 

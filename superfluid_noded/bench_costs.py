@@ -202,6 +202,7 @@ def table(rows: Sequence[Row], info: EngineInfo, model: str) -> dict[str, Any]:
         "build": info.engine_build,
         "kv_bytes_per_token": info.kv_bytes_per_token,
         "host_copy_bytes_per_s": round(info.host_copy_bytes_per_s),
+        "host_copy_overhead_ns": info.host_copy_overhead_ns,
         "context_ps": each_ps,
         "decode": [
             [lanes, round(median(map(bare, group)))] for lanes, group in _groups(rows).items()

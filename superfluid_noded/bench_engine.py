@@ -27,7 +27,7 @@ from superfluid_core.clock import SECOND, SystemClock
 from superfluid_core.errors import SuperfluidError
 from superfluid_core.limits import SchedulerLimits
 from superfluid_core.modelfiles.resolve import ModelFiles, resolve
-from superfluid_core.scheduler.plan import Emit, Finish, Reject, StepDone, Submit
+from superfluid_core.scheduler.plan import Emits, Finish, Reject, StepDone, Submit
 from superfluid_core.scheduler.scheduler import PoolShape, Scheduler
 from superfluid_core.session import SamplingParams, SessionKey, SessionSpec
 from superfluid_noded import bench_costs
@@ -91,8 +91,9 @@ class NativeContender:
     ) -> None:
         now_ns = CLOCK.now_ns()
         for effect in effects:
-            if isinstance(effect, Emit):
-                times[effect.key].append(now_ns)
+            if isinstance(effect, Emits):
+                for key in effect.keys:
+                    times[key].append(now_ns)
             elif isinstance(effect, Finish):
                 left.discard(effect.key)
             elif isinstance(effect, Reject):

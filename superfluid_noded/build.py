@@ -16,8 +16,10 @@ from superfluid_core.engine.base import Engine, EngineInfo
 from superfluid_core.engine.script import Script, load_script
 from superfluid_core.engine.sim import SimEngine, SimOptions, ThreadPause
 from superfluid_core.errors import ConfigError, ModelFilesError
+from superfluid_core.grammar.compiler import Grammars, vocabulary_of
 from superfluid_core.kv.blocks import PoolShape
 from superfluid_core.limits import MIB, SchedulerLimits
+from superfluid_core.modelfiles.config import ModelConfig
 from superfluid_core.modelfiles.resolve import ModelFiles, resolve
 from superfluid_core.modelfiles.tokenizer import Tokenizer
 from superfluid_core.scheduler.rules import Rules
@@ -48,6 +50,7 @@ class Built:
     engine: Engine
     info: EngineInfo
     text_files: dict[str, bytes]
+    grammars: Grammars | None = None
 
 
 def find_models(config: NodeConfig) -> tuple[Model, ...]:
@@ -105,13 +108,20 @@ def build_engines(config: NodeConfig, models: tuple[Model, ...], clock: Clock) -
 
 def build_engine(config: NodeConfig, model: Model, clock: Clock) -> Built:
     """Load the weights and make the engine."""
-    engine = (
-        _mock(config, model, clock) if config.engine == "mock" else _native(config, model, clock)
-    )
+    grammars = _grammars(model)
+    make = _mock if config.engine == "mock" else _native
+    engine = make(config, model, clock, grammars)
     info = engine.describe()
     if config.step_tokens is not None:
         info = replace(info, step_tokens=config.step_tokens)
-    return Built(engine, info, model.files.text_files())
+    return Built(engine, info, model.files.text_files(), grammars)
+
+
+def _grammars(model: Model) -> Grammars:
+    """Prepare for constraints; the vocabulary is collected when the first one comes."""
+    tokenizer = model.files.tokenizer()
+    size = max(model.files.config.vocabulary, tokenizer.vocabulary)
+    return Grammars(lambda: vocabulary_of(tokenizer, size))
 
 
 def _blocks_enough(model: Model) -> int:
@@ -135,11 +145,12 @@ def scheduler_sizes(
         info.window,
         info.kv_bytes_per_token,
         info.host_copy_bytes_per_s,
+        info.host_copy_overhead_ns,
     )
     return limits, rules, pool
 
 
-def _native(config: NodeConfig, model: Model, clock: Clock) -> Engine:
+def _native(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) -> Engine:
     from superfluid_core.engine.torch.engine import TorchOptions, build_torch_engine
 
     options = TorchOptions(
@@ -152,10 +163,10 @@ def _native(config: NodeConfig, model: Model, clock: Clock) -> Engine:
         threads=config.threads,
         step_tokens=config.step_tokens,
     )
-    return build_torch_engine(model.files, options, clock)
+    return build_torch_engine(model.files, options, clock, grammars=grammars)
 
 
-def _mock(config: NodeConfig, model: Model, clock: Clock) -> Engine:
+def _mock(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) -> Engine:
     if config.kv_memory_bytes is not None:
         raise ConfigError("--kv-memory: the mock engine has no memory to fill; use --kv-blocks")
     tokenizer = model.files.tokenizer()
@@ -171,9 +182,16 @@ def _mock(config: NodeConfig, model: Model, clock: Clock) -> Engine:
         seed=config.mock.seed,
         eos_probability=config.mock.eos,
         text_fingerprint=model.files.text_fingerprint(),
+        kv_bytes_per_token=config.mock.kv_bytes or _kv_bytes(model.files.config),
+        grammars=grammars,
     )
     script = _script(config, tokenizer)
     return SimEngine(tokenizer, options, clock, pause=ThreadPause(), script=script, crash=_crash)
+
+
+def _kv_bytes(shape: ModelConfig) -> int:
+    """Bytes of KV that one token of this model has: a key and a value per layer and KV head, in 16 bits."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * 2
 
 
 def _script(config: NodeConfig, tokenizer: Tokenizer) -> Script | None:

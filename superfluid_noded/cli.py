@@ -11,6 +11,7 @@ import logging
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -18,9 +19,13 @@ import click
 from superfluid_core.clock import SystemClock
 from superfluid_core.errors import ConfigError, ModelFilesError, SuperfluidError
 from superfluid_core.link.addresses import format_address, judge_bind
-from superfluid_core.link.keys import FleetKeys, load_keys
+from superfluid_core.link.causes import why_unresolved
+from superfluid_core.link.keys import load_keys
+from superfluid_core.link.pki import identity_in
+from superfluid_core.link.tls import Credentials, server_context
 from superfluid_core.logs import clean, setup_logging
 from superfluid_core.options import Setting, add_flags
+from superfluid_core.wire.schema import Role
 from superfluid_noded.build import Model, check_engine, find_models
 from superfluid_noded.config import (
     OPTIONS,
@@ -52,6 +57,7 @@ def command(config_file: str | None, check: bool, print_config: bool, **flags: A
     config = build_config(settings, surroundings())
     setup_logging(config.log_format, config.log_level, PROGRAM)
     keys = _load_keys(config)
+    config = _named(settings, config)
     _judge_addresses(config, has_key=keys is not None)
     settle_threads()
     models = find_models(config)
@@ -62,7 +68,7 @@ def command(config_file: str | None, check: bool, print_config: bool, **flags: A
     asyncio.run(_run(config, models, keys))
 
 
-async def _run(config: NodeConfig, models: tuple[Model, ...], keys: FleetKeys | None) -> None:
+async def _run(config: NodeConfig, models: tuple[Model, ...], keys: Credentials | None) -> None:
     await NodeServer(config, models, keys, SystemClock(), _say).run()
 
 
@@ -71,19 +77,34 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _load_keys(config: NodeConfig) -> FleetKeys | None:
+def _load_keys(config: NodeConfig) -> Credentials | None:
+    if config.pki is not None:
+        return config.pki
     return None if config.auth_file is None else load_keys(config.auth_file)
+
+
+def _named(settings: Mapping[str, Setting], config: NodeConfig) -> NodeConfig:
+    """Call the node what its own certificate says, and try the files out. Raises ConfigError."""
+    if config.pki is None:
+        return config
+    identity = identity_in(config.pki, Role.NODE)
+    if settings["identity"].value not in (None, identity):
+        raise ConfigError(f"--identity is {config.identity}, but the certificate's is {identity}")
+    server_context(config.pki, identity)
+    return replace(config, identity=identity)
 
 
 def _judge_addresses(config: NodeConfig, *, has_key: bool) -> None:
     """Resolve what is to be listened on, and refuse an open door (fleet.md 2)."""
+    if not config.listen:
+        return
     resolved: list[str] = []
     for host, port in config.listen:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             where = format_address(host, port)
-            raise ConfigError(f"--listen {where}: {error.strerror or 'no such name'}") from None
+            raise ConfigError(f"--listen {where}: {why_unresolved(error)}") from None
         resolved += [str(address[0]) for *_, address in found]
     judge_bind(resolved, has_key=has_key, insecure=config.insecure_no_auth)
 
@@ -98,8 +119,8 @@ def _print_settings(settings: Mapping[str, Setting]) -> None:
         click.echo(f"{name.replace('_', '-'):<{width}} = {shown}  ({setting.source})".rstrip())
 
 
-def _print_check(config: NodeConfig, models: tuple[Model, ...], keys: FleetKeys | None) -> None:
-    listen = ", ".join(format_address(host, port) for host, port in config.listen)
+def _print_check(config: NodeConfig, models: tuple[Model, ...], keys: Credentials | None) -> None:
+    listen = ", ".join(format_address(host, port) for host, port in config.listen) or "off"
     guard = "no key" if keys is None else f"key {keys.key_id}"
     engine = check_engine(config, models[0])
     for model in models:
@@ -109,6 +130,8 @@ def _print_check(config: NodeConfig, models: tuple[Model, ...], keys: FleetKeys 
         click.echo(f"window   {model.window} tokens, {model.lanes} lanes")
     click.echo(f"engine   {engine}")
     click.echo(f"listen   {listen} as {config.identity} ({guard})")
+    for host, port in config.join:
+        click.echo(f"join     {format_address(host, port)}")
     metrics = "off" if config.metrics is None else format_address(*config.metrics)
     click.echo(f"metrics  {metrics}")
     click.echo("ok")

@@ -17,13 +17,16 @@ from typing import Any, NamedTuple
 from superfluid_core.config_file import read_config_file
 from superfluid_core.errors import ConfigError
 from superfluid_core.limits import KIB
-from superfluid_core.link.addresses import is_loopback, parse_address
+from superfluid_core.link.addresses import format_address, is_loopback, parse_address
+from superfluid_core.link.pki import pki_files
+from superfluid_core.link.tls import PkiFiles
 from superfluid_core.logs import FORMATS, LEVELS
 from superfluid_core.options import Option, Setting, choice, integer, merge
 from superfluid_noded.scheduling import SCHEDULING_OPTIONS, Scheduling, parse_size, scheduling_of
 
 DEFAULT_FILE = "/etc/superfluid/noded.toml"
 LISTEN_PORT = 8454
+JOIN_PORT = 8452
 METRICS_PORT = 8463
 INSTANCES_MAX = 64
 FIM_CONTEXT_MAX = 8192
@@ -88,8 +91,10 @@ def _name(text: str) -> str:
 _MS = integer(1, 86_400_000)
 
 OPTIONS: tuple[Option, ...] = (
-    Option("listen", "Address for heads, repeatable; [v6]:PORT for IPv6.", default=("0.0.0.0:8454",),
+    Option("listen", "Address for heads, repeatable; [v6]:PORT for IPv6; 'off' with --join.", default=("0.0.0.0:8454",),
            metavar="HOST:PORT", repeated=True),
+    Option("join", f"Head to dial, repeatable: one that runs with --fleet-listen.  [default port: {JOIN_PORT}]",
+           metavar="HOST:PORT", repeated=True, default=()),
     Option("engine", f"Which engine runs the model: {', '.join(ENGINES)}.", choice(*ENGINES), "native"),
     Option("model", "Model to serve: a directory, a .gguf file, a hub id, or 'demo'.", metavar="MODEL"),
     Option("model-name", "Public name of the model, repeatable.", _name, metavar="NAME", repeated=True),
@@ -108,11 +113,14 @@ OPTIONS: tuple[Option, ...] = (
     Option("fim-max-batch", "Lanes of the second model.", integer(1, 64), 2, metavar="N"),
     Option("fim-max-context", "Largest context of the second model.  [default: its own, at most 8192]",
            integer(16, FIM_CONTEXT_MAX), metavar="N"),
-    Option("record", "Write every input of the scheduler to FILE (lengths and salted hashes) for an exact replay.",
+    Option("record", "Write every input of the scheduler to FILE (lengths and salted hashes) for an exact replay; a --fim-model's to FILE.fim.",
            metavar="FILE"),
     Option("record-content", "Let --record keep token ids: prompts and answers can be read from the file.", is_flag=True),
     Option("identity", "Name of this node.  [default: host name and port]", _identity, metavar="NAME"),
     Option("auth-file", "Fleet key file (superfluid fleet key).", metavar="FILE"),
+    Option("fleet-ca", "Certificates of an own authority, instead of a fleet key.", metavar="FILE.pem"),
+    Option("fleet-cert", "This node's certificate by that authority; it gives the identity.", metavar="FILE.pem"),
+    Option("fleet-cert-key", "Its private key.", metavar="FILE.pem"),
     Option("insecure-no-auth", "Serve anybody who can connect, without encryption.", is_flag=True),
     Option("handshake-timeout-ms", "From connect to WELCOME.", _MS, 10_000, metavar="N"),
     Option("idle-timeout-ms", "Close links that are silent for so long.", integer(1_000, 86_400_000), 120_000, metavar="N"),
@@ -127,6 +135,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("mock-seed", "Seed of the mock engine's tokens.", integer(0, (1 << 63) - 1), 0, metavar="N"),
     Option("mock-script", "Dictated answers for the mock engine.", metavar="FILE.jsonl"),
     Option("mock-eos", "Chance of an end of text at every mock token.", _share, 0.002, metavar="P"),
+    Option("mock-kv-bytes", "KV of a token that the mock engine says it moves for --park.  [default: the model's, in 16 bits]", integer(1, 1 << 30), metavar="BYTES"),
 )  # fmt: skip
 
 
@@ -138,6 +147,7 @@ class MockConfig:
     seed: int
     script: Path | None
     eos: float
+    kv_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +178,7 @@ class NodeConfig:
     """Everything a node was told, parsed and judged."""
 
     listen: tuple[tuple[str, int], ...]
+    join: tuple[tuple[str, int], ...]
     engine: str
     model: str
     names: tuple[str, ...]
@@ -186,6 +197,7 @@ class NodeConfig:
     record_content: bool
     identity: str
     auth_file: Path | None
+    pki: PkiFiles | None
     insecure_no_auth: bool
     handshake_ms: int
     idle_timeout_ms: int
@@ -239,13 +251,19 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> NodeC
     if value["kv_blocks"] is not None and value["kv_memory"] is not None:
         raise ConfigError("--kv-blocks and --kv-memory: give one of them")
     _judge_mock(settings)
-    listen = tuple(parse_address(text, LISTEN_PORT) for text in value["listen"])
+    listen, join = _addresses(value)
+    port = listen[0][1] if listen else LISTEN_PORT
     token = _read_token(value["metrics_token_file"])
     mock = MockConfig(
-        value["mock_rates"], value["mock_seed"], _path(value["mock_script"]), value["mock_eos"]
+        value["mock_rates"],
+        value["mock_seed"],
+        _path(value["mock_script"]),
+        value["mock_eos"],
+        value["mock_kv_bytes"],
     )
     return NodeConfig(
         listen=listen,
+        join=join,
         engine=value["engine"],
         model=value["model"],
         names=tuple(dict.fromkeys(value["model_name"])),
@@ -262,13 +280,14 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> NodeC
         fim=_fim(value),
         record=_path(value["record"]),
         record_content=value["record_content"],
-        identity=value["identity"] or default_identity(socket.gethostname(), listen[0][1]),
+        identity=value["identity"] or default_identity(socket.gethostname(), port),
         auth_file=_path(value["auth_file"]),
+        pki=_pki(value),
         insecure_no_auth=value["insecure_no_auth"],
         handshake_ms=value["handshake_timeout_ms"],
         idle_timeout_ms=value["idle_timeout_ms"],
         drain_grace_ms=value["drain_grace_ms"],
-        metrics=_metrics_address(value["metrics"], listen[0][1], has_token=token is not None),
+        metrics=_metrics_address(value["metrics"], port, has_token=token is not None),
         metrics_token=token,
         ready_file=_path(value["ready_file"]),
         exit_with_parent=value["exit_with_parent"],
@@ -277,6 +296,33 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> NodeC
         mock=mock,
         around=around,
     )
+
+
+def _addresses(
+    value: Mapping[str, Any],
+) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
+    """Read where to listen and whom to join. Raises ConfigError, also for heads that nobody answers for."""
+    join = tuple(dict.fromkeys(parse_address(text, JOIN_PORT) for text in value["join"] or ()))
+    for host, port in join:
+        is_judged = value["auth_file"] or value["fleet_ca"] or value["insecure_no_auth"]
+        if not (is_loopback(host) or host == "localhost" or is_judged):
+            raise ConfigError(
+                f"--join {format_address(host, port)}: a head off this machine needs --auth-file FILE, "
+                "or --insecure-no-auth"
+            )
+    if "off" in value["listen"]:
+        if not join or len(value["listen"]) > 1:
+            raise ConfigError("--listen off stands alone, and needs --join HOST:PORT")
+        return (), join
+    return tuple(parse_address(text, LISTEN_PORT) for text in value["listen"]), join
+
+
+def _pki(value: Mapping[str, Any]) -> PkiFiles | None:
+    """Read the files of an own authority; they stand instead of a key. Raises ConfigError."""
+    files = pki_files(value["fleet_ca"], value["fleet_cert"], value["fleet_cert_key"])
+    if files is not None and (value["auth_file"] or value["insecure_no_auth"]):
+        raise ConfigError("--fleet-ca excludes --auth-file and --insecure-no-auth")
+    return files
 
 
 def default_identity(host: str, port: int) -> str:

@@ -19,6 +19,33 @@ from superfluid_core.session import QosClass
 Snapshot = Callable[[], SchedulerStats]
 
 
+class LinkFigures(NamedTuple):
+    """Links that stand, links that this node dialled, and handshakes of both kinds that came to nothing."""
+
+    links: int
+    joins: int
+    refusals: int
+
+
+class LinkCollector(Collector):
+    """Reads the links at scrape time."""
+
+    def __init__(self, read: Callable[[], LinkFigures]) -> None:
+        self.read = read
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        figures = self.read()
+        yield GaugeMetricFamily("superfluid_links", "Links to heads.", figures.links)
+        yield CounterMetricFamily(
+            "superfluid_joins", "Links that this node dialled.", figures.joins
+        )
+        text = "Links that did not come to WELCOME, or ended at once."
+        yield CounterMetricFamily("superfluid_link_refusals", text, figures.refusals)
+
+
 class Row(NamedTuple):
     """One family of one scheduler: label names, and a value for each tuple of label values."""
 

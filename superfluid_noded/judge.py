@@ -48,7 +48,7 @@ def judge_open(
     stop_ids = frozenset(message.stop_ids)
     room = info.window - len(message.prompt)
     max_output = min(message.max_output, room)
-    deadline_ms = message.deadline_ms
+    deadline_ms, start_ms = message.deadline_ms, message.start_deadline_ms
     return SessionSpec(
         key=key,
         model=message.model,
@@ -61,10 +61,12 @@ def judge_open(
         choice=message.choice,
         qos=message.qos,
         tenant=message.tenant,
+        weight=message.weight,
         batch_invariant=message.batch_invariant,
         cache_salt=message.cache_salt,
         grammar=message.grammar,
         deadline_ns=None if deadline_ms is None else now_ns + deadline_ms * MS_NS,
+        start_deadline_ns=None if start_ms is None else now_ns + start_ms * MS_NS,
         prompt_logprobs=message.prompt_logprobs,
     )
 

@@ -16,7 +16,13 @@ from superfluid_core.clock import SECOND
 from superfluid_core.errors import ErrorCode
 from superfluid_core.scheduler.plan import StepDone, TickDone, TickPlan
 from superfluid_core.session import QosClass
-from superfluid_noded.gauges import SchedulerCollector, Snapshot, figures_of
+from superfluid_noded.gauges import (
+    LinkCollector,
+    LinkFigures,
+    SchedulerCollector,
+    Snapshot,
+    figures_of,
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TENANTS_MAX = 256
@@ -36,6 +42,8 @@ class NodeMetrics:
         registry = self.registry
         self._models = {facts["model"]: snapshot}
         registry.register(SchedulerCollector(self._models, facts))
+        self.links = LinkCollector(lambda: LinkFigures(0, 0, 0))
+        registry.register(self.links)
 
         def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
             return Histogram(name, text, registry=registry, buckets=tuple(buckets))

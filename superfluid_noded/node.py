@@ -13,24 +13,31 @@ from typing import Any
 from superfluid_core.clock import MS, Clock
 from superfluid_core.engine.loop import EngineLoop
 from superfluid_core.limits import LinkLimits
-from superfluid_core.link.keys import FleetKeys
 from superfluid_core.link.listen import Listener
+from superfluid_core.link.setup import LinkSetup
+from superfluid_core.link.tls import Credentials, FleetKeys, PkiFiles
 from superfluid_core.scheduler.plan import Input, StepDone, TickDone, TickPlan
 from superfluid_core.scheduler.scheduler import Scheduler
 from superfluid_noded.agent import Agent
 from superfluid_noded.answers import ModelCard, NodeCard
 from superfluid_noded.build import Built, scheduler_sizes
 from superfluid_noded.config import NodeConfig
+from superfluid_noded.embeds import EmbedDesk
+from superfluid_noded.gauges import LinkFigures
+from superfluid_noded.grammars import GrammarDesk
+from superfluid_noded.joiner import Joiner
 from superfluid_noded.metrics import NodeMetrics
-from superfluid_noded.pins import Pins
+from superfluid_noded.pins import Pins, pins_figures
 from superfluid_noded.prefix_reports import PrefixReports
 from superfluid_noded.psi import PressureWatch
-from superfluid_noded.recording import RecordedScheduler, RecordFile, Sizes
+from superfluid_noded.recording import RecordedScheduler, RecordFile, Recordings, Sizes
 from superfluid_noded.service import Service
 from superfluid_noded.serving import Serving, steps, submit
 from superfluid_noded.teller import Teller
 
 HUNG_FACTOR = 4
+SALT_BYTES = 32
+"""Of the prefix cache's salt, where no fleet key gives one: heads learn it from WELCOME."""
 
 
 class _Watches:
@@ -58,32 +65,38 @@ class Node:
         self,
         config: NodeConfig,
         models: Sequence[tuple[tuple[str, ...], Built]],
-        keys: FleetKeys | None,
+        keys: Credentials | None,
         clock: Clock,
-        record: RecordFile | None = None,
+        record: Recordings | None = None,
     ) -> None:
         cards = tuple(ModelCard(names, built.info, built.text_files) for names, built in models)
         limits = replace(
             LinkLimits(), handshake_ms=config.handshake_ms, idle_timeout_ms=config.idle_timeout_ms
         )
-        rules = config.scheduling.rules
-        card = NodeCard(config.identity, secrets.token_hex(8), cards, rules.prefix_shared)
-        info = card.main.info
+        minted = secrets.token_bytes(SALT_BYTES) if isinstance(keys, PkiFiles) else b""
+        card = _card(config, cards, minted)
         self.facts = _facts(card)
         self.clock = clock
         self.limits = limits
-        salt = b"" if keys is None else keys.prefix_salt
+        salt = keys.prefix_salt if isinstance(keys, FleetKeys) else minted
         schedulers = [
-            _scheduler(config, each, salt, record if each is card.main else None) for each in cards
+            _scheduler(config, each, salt, None if record is None else record.files[number])
+            for number, each in enumerate(cards)
         ]
         self.scheduler = schedulers[0]
-        budget = info.blocks * config.scheduling.pin_budget_pct // 100
-        self.pins = Pins(self.scheduler, budget)
+        pct = config.scheduling.pin_budget_pct
+        self.pins = [
+            Pins(scheduler, each.info.blocks * pct // 100)
+            for each, scheduler in zip(cards, schedulers, strict=True)
+        ]
         self.metrics = NodeMetrics(self.scheduler.stats, self.facts)
         for each, scheduler in zip(cards[1:], schedulers[1:], strict=True):
             self.metrics.add_model(each.names[0], scheduler.stats)
-        self.agent = Agent(card, clock, self.metrics, self.submit, limits, self.pins)
-        self.prefixes = PrefixReports(self.scheduler, self.agent.roster)
+        pins = {
+            name: each for model, each in zip(cards, self.pins, strict=True) for name in model.names
+        }
+        self.agent = Agent(card, clock, self.metrics, self.submit, limits, pins)
+        self.prefixes = PrefixReports(schedulers, self.agent.roster)
         self.teller = Teller(self.agent, clock, self.metrics, limits)
         watch = _Watches(self.teller, self.metrics)
         self.servings = tuple(
@@ -92,6 +105,11 @@ class Node:
             )
             for each, scheduler, (_, built) in zip(cards, schedulers, models, strict=True)
         )
+        self.agent.on_embed = EmbedDesk(self.servings, self.agent.roster).take
+        self.grammars = GrammarDesk(lambda *inputs: submit(self.servings, inputs), self.teller.tell)
+        for names, built in models:
+            if built.grammars is not None:
+                self.grammars.add(names, built.grammars)
         self.service = Service(self.agent, self.teller, self.servings, clock, self.figures)
         self.pressure = _pressure(config, self)
         self.listener = Listener(
@@ -103,6 +121,13 @@ class Node:
             clock,
             self.service.status,
         )
+        self.joiner = _joiner(config, self)
+        self.service.on_farewell = self.joiner.farewell
+        self.metrics.links.read = self._links
+
+    def _links(self) -> LinkFigures:
+        refusals = self.listener.refusals + self.joiner.refusals
+        return LinkFigures(len(self.agent.roster.heads), self.joiner.joins, refusals)
 
     @property
     def loop(self) -> EngineLoop:
@@ -118,15 +143,15 @@ class Node:
         return steps(self.servings)
 
     def submit(self, *inputs: Input) -> None:
-        submit(self.servings, inputs)
+        self.grammars.submit(*inputs)
 
     def figures(self) -> dict[str, Any]:
         """Give everything that is measured, with the node's facts, as JSON knows it."""
+        now_ns = self.clock.now_ns()
         pins = {
-            "blocks": self.pins.blocks,
-            "budget_blocks": self.pins.budget,
-            "refused_blocks": self.pins.refused,
-            "seconds_to_next_end": self.pins.seconds_to_next_end(self.clock.now_ns()),
+            name: pins_figures(each, now_ns)
+            for model, each in zip(self.agent.card.models, self.pins, strict=True)
+            for name in model.names
         }
         node = {**self.facts, "steps": self.steps, "pressure": self._pressure_level}
         return {**self.metrics.figures(node), "pins": pins}
@@ -157,6 +182,22 @@ class Node:
             "steps": self.steps,
         }
         return is_well, details
+
+
+def _card(config: NodeConfig, cards: tuple[ModelCard, ...], minted: bytes) -> NodeCard:
+    rules = config.scheduling.rules
+    shared, lanes = rules.prefix_shared, rules.tenant_lanes
+    return NodeCard(config.identity, secrets.token_hex(8), cards, shared, minted, lanes)
+
+
+def _joiner(config: NodeConfig, node: Node) -> Joiner:
+    return Joiner(
+        config.join,
+        node.listener.shake,
+        LinkSetup(node.limits, node.clock, status_source=node.service.status),
+        node.service.handle,
+        lambda: node.agent.is_draining,
+    )
 
 
 def _facts(card: NodeCard) -> dict[str, str]:

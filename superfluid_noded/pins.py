@@ -106,3 +106,13 @@ class Pins:
 
     def _forget(self, name: bytes) -> None:
         self._count -= len(self._wishes.pop(name, ()))
+
+
+def pins_figures(pins: Pins, now_ns: int) -> dict[str, int]:
+    """Tell of one cache's pins what heads want to know."""
+    return {
+        "blocks": pins.blocks,
+        "budget_blocks": pins.budget,
+        "refused_blocks": pins.refused,
+        "seconds_to_next_end": pins.seconds_to_next_end(now_ns),
+    }

@@ -1,7 +1,7 @@
 """Tells heads which prefix blocks are cached: a snapshot first, then what came and went, at most every REPORT_S.
 
-Only heads that named the feature are told, and only of the main model. The cache's changes are taken once and handed to every
-link, each with a sequence of its own. Small pieces leave when the link has nothing else to write, so that tokens do not wait
+Only heads that named the feature are told. Each model has a cache: its changes are taken once and handed to every link, with a
+sequence of its own there. Small pieces leave when the link has nothing else to write, so that tokens do not wait
 behind them; a link that is too slow for that gets a new snapshot once what waits for it is gone: heads believe no sequence with a
 gap. Hashes only, salted with the fleet's key and the tenant: nobody reads a prompt from them.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -45,12 +45,13 @@ class _Told:
 
 
 class PrefixReports:
-    """Reports of one cache to all links. Nobody else may drain the cache's changes."""
+    """Reports of all caches, by their engines' numbers, to all links. Nobody else may drain the caches' changes."""
 
-    def __init__(self, cache: Cache, roster: Roster) -> None:
-        self._cache = cache
+    def __init__(self, caches: Sequence[Cache], roster: Roster) -> None:
+        self._caches = tuple(caches)
         self._roster = roster
-        self._told: dict[int, _Told] = {}
+        # by link, then by engine
+        self._told: dict[int, tuple[_Told, ...]] = {}
         self._limits = replace(WireLimits(), prefix_bytes_max=PIECE_BYTES)
 
     async def tell(self) -> None:
@@ -63,33 +64,40 @@ class PrefixReports:
 
     def report(self) -> None:
         """Note what changed, for every link that wants to know."""
-        changes = self._cache.drain_prefix_changes()
+        every = [cache.drain_prefix_changes() for cache in self._caches]
         heads: Mapping[int, Head] = self._roster.heads
         self._told = {number: told for number, told in self._told.items() if number in heads}
         for number, head in heads.items():
             if _wants(head):
-                self._note(self._told.setdefault(number, _Told()), changes)
+                told = self._told.get(number)
+                if told is None:
+                    told = self._told[number] = tuple(_Told() for _ in self._caches)
+                for engine, changes in enumerate(every):
+                    self._note(told[engine], engine, changes)
 
     def send(self) -> None:
         """Send what waits, as far as links can take it now."""
-        for number, told in self._told.items():
+        for number, each in self._told.items():
             head = self._roster.heads.get(number)
-            while head is not None and told.pending and _has_room(head):
-                self._roster.send(head, (told.pending.popleft(),))
+            for told in each:
+                while head is not None and told.pending and _has_room(head):
+                    self._roster.send(head, (told.pending.popleft(),))
 
-    def _note(self, told: _Told, changes: PrefixChanges) -> None:
+    def _note(self, told: _Told, engine: int, changes: PrefixChanges) -> None:
         if told.is_behind:
             if not told.pending:
                 told.is_behind = False
-                names = self._cache.prefix_names()
-                self._queue(told, PrefixChanges(names, []), is_snapshot=True)
+                names = self._caches[engine].prefix_names()
+                self._queue(told, engine, PrefixChanges(names, []), is_snapshot=True)
         elif changes.added or changes.removed:
             if len(told.pending) >= PENDING_MAX:
                 told.is_behind = True
             else:
-                self._queue(told, changes, is_snapshot=False)
+                self._queue(told, engine, changes, is_snapshot=False)
 
-    def _queue(self, told: _Told, changes: PrefixChanges, *, is_snapshot: bool) -> None:
+    def _queue(
+        self, told: _Told, engine: int, changes: PrefixChanges, *, is_snapshot: bool
+    ) -> None:
         told.sequence += 1
         told.pending.extend(
             split_prefix(
@@ -98,6 +106,7 @@ class PrefixReports:
                 changes.removed,
                 self._limits,
                 snapshot=is_snapshot,
+                engine=engine,
             )
         )
 

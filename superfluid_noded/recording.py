@@ -30,6 +30,7 @@ CALLS_WAITING_MAX = 65_536
 RECORD_BYTES_MAX = 4096 * MIB
 CLOSE_S = 10.0
 SALT_BYTES = 32
+SECOND_SUFFIX = ".fim"
 
 Note = Callable[[Recorder], str]
 
@@ -101,6 +102,24 @@ class RecordFile:
                 except OSError as error:
                     is_broken = True
                     self._give_up(error.strerror or "cannot be written")
+
+
+class Recordings:
+    """One file for each model of a node, in their order: FILE for the main one, FILE.fim for the one beside it."""
+
+    def __init__(self, path: Path, models: int, *, has_content: bool) -> None:
+        paths = [path, path.with_name(path.name + SECOND_SUFFIX)][:models]
+        self.files: list[RecordFile] = []
+        try:
+            for each in paths:
+                self.files.append(RecordFile(each, has_content=has_content))
+        except ConfigError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
 
 
 class RecordedScheduler(Scheduler):

@@ -20,14 +20,14 @@ from pathlib import Path
 from superfluid_core.clock import MS, SECOND, Clock
 from superfluid_core.errors import EngineError, SuperfluidError
 from superfluid_core.link.addresses import format_address
-from superfluid_core.link.keys import FleetKeys
-from superfluid_core.logs import log
+from superfluid_core.link.tls import Credentials
+from superfluid_core.logs import LoopErrors, log
 from superfluid_core.notify import READY, STOPPING, WATCHDOG, notify, status, watchdog_interval_ms
 from superfluid_noded.build import Built, Model, build_engines
 from superfluid_noded.config import NodeConfig
 from superfluid_noded.loading import Loading, watch_stdin
 from superfluid_noded.node import Node
-from superfluid_noded.recording import RecordFile
+from superfluid_noded.recording import Recordings
 from superfluid_noded.web import Web, bind, build_app
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class NodeServer:
         self,
         config: NodeConfig,
         models: tuple[Model, ...],
-        keys: FleetKeys | None,
+        keys: Credentials | None,
         clock: Clock,
         say: Callable[[str], None],
     ) -> None:
@@ -64,6 +64,7 @@ class NodeServer:
     async def run(self) -> None:
         """Serve until a signal. Raises LoadError, EngineError, or SuperfluidError for an address in use."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(LoopErrors())
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -85,11 +86,11 @@ class NodeServer:
             if record is not None:
                 record.close()
 
-    def _record(self) -> RecordFile | None:
+    def _record(self) -> Recordings | None:
         path = self._config.record
         if path is None:
             return None
-        return RecordFile(path, has_content=self._config.record_content)
+        return Recordings(path, len(self._models), has_content=self._config.record_content)
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
@@ -124,7 +125,7 @@ class NodeServer:
         except EngineError as error:
             raise LoadError(error.message, code=error.code) from error
 
-    async def _serve(self, built: tuple[Built, ...], record: RecordFile | None) -> None:
+    async def _serve(self, built: tuple[Built, ...], record: Recordings | None) -> None:
         named = [(model.names, each) for model, each in zip(self._models, built, strict=True)]
         node = Node(self._config, named, self._keys, self._clock, record)
         try:
@@ -146,14 +147,17 @@ class NodeServer:
             if node.pressure is not None:
                 tasks.append(group.create_task(node.pressure.run()))
             listener = group.create_task(node.listener.serve())
+            joining = group.create_task(node.joiner.run())
             if web is not None:
                 group.create_task(web.run())
             self._announce(node, listening, web_at)
             await self._stopping.wait()
             self._notify(STOPPING, status("draining"))
             await self._drain(node)
+            await node.joiner.close("the node stops")
+            joining.cancel()
             await node.listener.close("the node stops")
-            await asyncio.wait({listener})
+            await asyncio.wait({listener, joining})
             if web is not None:
                 web.stop()
             for task in tasks:
@@ -194,13 +198,15 @@ class NodeServer:
                 f"{info.blocks} KV blocks of {info.block_tokens}"
             )
         names = [name for card in node.agent.card.models for name in card.names]
-        where = ", ".join(format_address(host, port) for host, port in listening)
+        where = ", ".join(format_address(host, port) for host, port in listening) or "no address"
         guard = "no key" if self._keys is None else f"key {self._keys.key_id}"
         metrics = "off" if web_at is None else f"http://{format_address(*web_at)}/metrics"
         self._say(
             f"superfluid-noded: listening on {where} as {self._config.identity} ({guard}); "
             f"metrics {metrics}"
         )
+        for host, port in self._config.join:
+            self._say(f"superfluid-noded: joining {format_address(host, port)}")
         if self._config.ready_file is not None:
             facts = {
                 "pid": os.getpid(),

@@ -18,6 +18,7 @@ from superfluid_core.link.link import Link, LinkClosedError
 from superfluid_core.logs import log
 from superfluid_core.wire.messages import (
     FileAsk,
+    Goaway,
     LinkError,
     Message,
     SessionRow,
@@ -60,6 +61,7 @@ class Service:
         self._limits: LinkLimits = agent.limits
         self._wire = WireLimits()
         self._changed = asyncio.Event()
+        self.on_farewell: Callable[[Link], None] = lambda _link: None
         agent.on_change = self._changed.set
 
     # --- links ------------------------------------------------------------------------------------
@@ -98,6 +100,8 @@ class Service:
                 head.ask(stats_pieces(request, self._figures(), self._wire))
             case SessionsAsk(request=request):
                 head.ask(session_pieces(request, self._session_rows()))
+            case Goaway():
+                self.on_farewell(head.link)
             case _:
                 self._agent.receive(head, message)
 

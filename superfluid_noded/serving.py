@@ -13,8 +13,8 @@ from superfluid_core.clock import MS
 from superfluid_core.engine.loop import EngineLoop
 from superfluid_core.scheduler.plan import Input, Submit
 from superfluid_core.scheduler.scheduler import Scheduler
-from superfluid_core.scheduler.stats import SchedulerStats, SessionView
-from superfluid_core.wire.messages import Status
+from superfluid_core.scheduler.stats import SchedulerLoad, SessionView
+from superfluid_core.wire.messages import EngineLoad, Status
 from superfluid_noded.answers import ModelCard
 
 
@@ -49,10 +49,13 @@ def steps(servings: Sequence[Serving]) -> int:
 
 
 def status_of(servings: Sequence[Serving], stamp_ns: int, *, draining: bool) -> Status:
-    """Describe load and liveness. Sessions are counted over all models; pool and rates are the main one's."""
-    every = [serving.scheduler.stats() for serving in servings]
+    """Describe load and liveness. Sessions are counted over all models; pool and rates are the main one's.
+
+    Where there are several models, the load of each follows, in the order of their engines' numbers.
+    """
+    every = [serving.scheduler.load() for serving in servings]
     main = every[0]
-    queued = _queued(every)
+    queued = main.queued if len(every) == 1 else _queued(every)
     return Status(
         stamp_ns=stamp_ns,
         steps=steps(servings),
@@ -67,10 +70,25 @@ def status_of(servings: Sequence[Serving], stamp_ns: int, *, draining: bool) -> 
         decode_rates=main.decode_rates,
         step_predicted_ms=max(-(-stats.step_predicted_ns // MS) for stats in every),
         draining=draining,
+        engines=tuple(map(_load_of, every)) if len(every) > 1 else (),
     )
 
 
-def _queued(every: Sequence[SchedulerStats]) -> tuple[int, int, int, int]:
+def _load_of(stats: SchedulerLoad) -> EngineLoad:
+    return EngineLoad(
+        lanes_busy=stats.lanes_busy,
+        lanes=stats.lanes,
+        queued=sum(stats.queued),
+        queued_tokens=stats.queued_tokens,
+        blocks_used=stats.blocks_used,
+        blocks_cached=stats.blocks_cached,
+        blocks=stats.blocks,
+        prefill_rate=stats.prefill_rate,
+        decode_rates=stats.decode_rates,
+    )
+
+
+def _queued(every: Sequence[SchedulerLoad]) -> tuple[int, int, int, int]:
     first, second, third, fourth = (
         sum(counts) for counts in zip(*(s.queued for s in every), strict=True)
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from superfluid_core.clock import MS, SECOND, Clock
 from superfluid_core.errors import ErrorCode
@@ -18,6 +19,7 @@ from superfluid_core.scheduler.plan import (
     Accepted,
     Effect,
     Emit,
+    Emits,
     Finish,
     Interrupt,
     Progress,
@@ -33,6 +35,16 @@ from superfluid_noded.outbound import Frames
 logger = logging.getLogger(__name__)
 
 SILENCE_NS = 800 * MS
+_OfSession = Accepted | Progress | Emit | Finish | Reject
+
+
+@dataclass(slots=True)
+class _Said:
+    """What one list of effects came to: frames by link, who may speak by serial, whose lease was found lapsed."""
+
+    frames: dict[int, Frames]
+    judged: dict[int, bool]
+    lapsed: list[Live]
 
 
 class Teller:
@@ -51,26 +63,15 @@ class Teller:
     def tell(self, effects: list[Effect]) -> None:
         """Queue everything that one list of effects means, per link."""
         self._now_ns = self._clock.now_ns()
-        frames: dict[int, Frames] = {}
-        judged: dict[int, bool] = {}
-        lapsed: list[Live] = []
+        said = _Said({}, {}, [])
         for effect in effects:
-            if isinstance(effect, Interrupt):
-                continue
-            live = self._roster.live.get(effect.key.session)
-            if live is None:
-                continue
-            serial = live.placement.serial
-            if serial not in judged:
-                judged[serial] = self._may_speak(live)
-                lapsed += [] if judged[serial] else [live]
-            if judged[serial]:
-                gathered = frames.get(live.head.number)
-                if gathered is None:
-                    gathered = frames[live.head.number] = Frames(self._wire)
-                self._tell_one(live, effect, gathered)
-        self._send(frames)
-        self._agent.end(lapsed, CloseReason.FENCED, ErrorCode.FENCED)
+            if isinstance(effect, Emits):
+                for row in effect:
+                    self._tell_one(row, said)
+            elif not isinstance(effect, Interrupt):
+                self._tell_one(effect, said)
+        self._send(said.frames)
+        self._agent.end(said.lapsed, CloseReason.FENCED, ErrorCode.FENCED)
 
     def _send(self, frames: dict[int, Frames]) -> None:
         for number, gathered in frames.items():
@@ -107,7 +108,24 @@ class Teller:
     def _may_speak(self, live: Live) -> bool:
         return self._roster.table.may_emit(live.placement, self._clock.boot_ns())
 
-    def _tell_one(self, live: Live, effect: Effect, frames: Frames) -> None:
+    def _tell_one(self, effect: _OfSession, said: _Said) -> None:
+        live = self._roster.live.get(effect.key.session)
+        if live is None:
+            return
+        serial = live.placement.serial
+        may_speak = said.judged.get(serial)
+        if may_speak is None:
+            may_speak = said.judged[serial] = self._may_speak(live)
+            if not may_speak:
+                said.lapsed.append(live)
+        if not may_speak:
+            return
+        frames = said.frames.get(live.head.number)
+        if frames is None:
+            frames = said.frames[live.head.number] = Frames(self._wire)
+        self._spell(live, effect, frames)
+
+    def _spell(self, live: Live, effect: _OfSession, frames: Frames) -> None:
         match effect:
             case Emit():
                 live.outputs = effect.index + 1
@@ -123,8 +141,6 @@ class Teller:
                 self._finish(live, effect, frames)
             case Reject():
                 self._reject(live, effect, frames)
-            case Interrupt():
-                return
 
     def _progress(self, live: Live, effect: Progress, frames: Frames) -> None:
         now_ns = self._now_ns

@@ -105,6 +105,7 @@ class Web:
                 access_log=False,
                 lifespan="off",
                 ws="none",
+                backlog=BACKLOG,
                 limit_concurrency=CONNECTIONS_MAX,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=1,

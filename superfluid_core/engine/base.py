@@ -38,6 +38,7 @@ class EngineInfo:
     Lengths are tokens. `weights_fingerprint` names the exact numbers, `engine_build` the code and dtype that run
     them; sessions move only between equal weights. `cuts_are_free` says that a step costs the same however a tick is cut.
     `host_copy_bytes_per_s` is how fast parked KV moves, measured at start, one way; 0 where nothing can be parked for real.
+    `host_copy_overhead_ns` is what one such copy takes beside its bytes.
     """
 
     weights_fingerprint: str
@@ -57,6 +58,7 @@ class EngineInfo:
     capabilities: Capabilities = field(default_factory=Capabilities)
     kv_bytes_per_token: int = 0
     host_copy_bytes_per_s: float = 0.0
+    host_copy_overhead_ns: int = 0
 
 
 class Engine(Protocol):

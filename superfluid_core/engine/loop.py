@@ -18,6 +18,7 @@ from typing import Protocol
 
 from superfluid_core.clock import MS, Clock
 from superfluid_core.engine.base import Engine
+from superfluid_core.engine.embedding import Embedder, Embedding, EmbeddingLine
 from superfluid_core.errors import EngineError
 from superfluid_core.scheduler.plan import (
     Accepted,
@@ -78,9 +79,10 @@ class EngineLoop:
         self._tick_in_flight: int | None = None
         self._live = 0
         self._failure: BaseException | None = None
+        self._embeddings = EmbeddingLine()
         # shared with the engine thread
-        self._plans: queue.SimpleQueue[TickPlan | None] = queue.SimpleQueue()
-        self._inbox: deque[StepDone | TickDone | BaseException] = deque()
+        self._plans: queue.SimpleQueue[TickPlan | Embedding | None] = queue.SimpleQueue()
+        self._inbox: deque[StepDone | TickDone | Embedding | BaseException] = deque()
         self._is_posted = False
         self._interrupt = threading.Event()
         self.steps = 0
@@ -93,7 +95,7 @@ class EngineLoop:
 
     def predicted_step_ms(self) -> int:
         """Return the expected duration of the step that runs now, rounded up."""
-        return -(-self._scheduler.stats().step_predicted_ns // MS)
+        return -(-self._scheduler.load().step_predicted_ns // MS)
 
     def submit(self, *inputs: Input) -> None:
         """Give the scheduler its inputs (none: the time); their effects were delivered when this returns."""
@@ -115,6 +117,13 @@ class EngineLoop:
             self._is_delivering = False
             self._wake.set()
 
+    def embed(self, text: Embedding) -> bool:
+        """Compute a text's vector between ticks; False when the line is full or this engine cannot embed."""
+        if not isinstance(self._engine, Embedder) or not self._embeddings.add(text):
+            return False
+        self._wake.set()
+        return True
+
     async def run(self) -> None:
         """Plan and run until cancelled. Raises EngineError when the engine or the scheduler broke."""
         self._loop = asyncio.get_running_loop()
@@ -124,6 +133,7 @@ class EngineLoop:
             while True:
                 self._check()
                 self._plan()
+                self._embed()
                 await self._changed()
         finally:
             await self._stop(thread)
@@ -159,6 +169,12 @@ class EngineLoop:
         if self._watch is not None:
             self._watch.planned(plan, self._clock.now_ns() - began_ns)
 
+    def _embed(self) -> None:
+        """Put the next turn of a text behind the plan that was just made, if the engine thread has none."""
+        text = None if self._is_stopping else self._embeddings.next()
+        if text is not None:
+            self._plans.put(text)
+
     async def _changed(self) -> None:
         """Sleep until something came in; while sessions live, no longer than `TIME_MS`."""
         if self._live > 0:
@@ -179,6 +195,8 @@ class EngineLoop:
             item = self._inbox.popleft()
             if isinstance(item, BaseException):
                 self._failure = self._failure or item
+            elif isinstance(item, Embedding):
+                self._embeddings.settle(item)
             else:
                 self._note(item)
                 arrived.append(item)
@@ -187,6 +205,7 @@ class EngineLoop:
                 self.submit(*arrived)
             if self._failure is None:
                 self._plan()
+                self._embed()
         except Exception as error:  # noqa: BLE001 - kept, and raised by `run`
             self._failure = error
         self._wake.set()
@@ -231,20 +250,30 @@ class EngineLoop:
 
     def _work(self) -> None:
         try:
-            while (plan := self._plans.get()) is not None:
+            while (work := self._plans.get()) is not None:
                 self.step_started_ns = self._clock.now_ns()
-                self._post(self._engine.run(plan, self._on_step, self._interrupt.is_set))
+                if isinstance(work, Embedding):
+                    self._embed_some(work)
+                else:
+                    self._post(self._engine.run(work, self._on_step, self._interrupt.is_set))
         except BaseException as error:  # noqa: BLE001 - the thread's outermost edge
             self._post(error)
         finally:
             self._call(self._ended.set)
+
+    def _embed_some(self, text: Embedding) -> None:
+        assert isinstance(self._engine, Embedder)
+        text.step(self._engine, self._clock)
+        self.steps += 1
+        self.step_started_ns = self._clock.now_ns()
+        self._post(text)
 
     def _on_step(self, done: StepDone) -> None:
         self.steps += 1
         self.step_started_ns = self._clock.now_ns()
         self._post(done)
 
-    def _post(self, item: StepDone | TickDone | BaseException) -> None:
+    def _post(self, item: StepDone | TickDone | Embedding | BaseException) -> None:
         self._inbox.append(item)
         if self._is_posted:
             return

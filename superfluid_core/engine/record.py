@@ -47,7 +47,7 @@ from superfluid_core.scheduler.scheduler import Scheduler
 from superfluid_core.scheduler.stats import SchedulerStats
 from superfluid_core.session import FinishReason, QosClass, SessionKey, SessionSpec
 
-FORMAT = "superfluid-recording/1"
+FORMAT = "superfluid-recording/2"
 
 
 class RecordingError(SuperfluidError):
@@ -122,7 +122,7 @@ class Recorder:
             case Pressure():
                 return ["pressure", item.level.value]
             case Drain():
-                return ["drain"]
+                return ["undrain"] if item.is_over else ["drain"]
 
     def _spec(self, spec: SessionSpec) -> dict[str, Any]:
         prompt, delivered, stops = self._ids.open(spec)
@@ -140,6 +140,7 @@ class Recorder:
             "deadline_ns": spec.deadline_ns,
             "start_deadline_ns": spec.start_deadline_ns,
             "prompt_logprobs": spec.prompt_logprobs,
+            "weight": spec.weight,
         }
 
     def _step(self, step: StepDone) -> list[Any]:
@@ -251,8 +252,8 @@ def _input(written: Sequence[Any]) -> Input:
             return TickDone(tick, TickOutcome(outcome), steps, elapsed_ns)
         case ["pressure", str(level)]:
             return Pressure(PressureLevel(level))
-        case ["drain"]:
-            return Drain()
+        case ["drain" | "undrain" as word]:
+            return Drain(is_over=word == "undrain")
         case _:
             raise ValueError("an unknown input")
 
@@ -273,4 +274,5 @@ def _spec(spec: Mapping[str, Any]) -> SessionSpec:
         deadline_ns=spec["deadline_ns"],
         start_deadline_ns=spec["start_deadline_ns"],
         prompt_logprobs=spec["prompt_logprobs"],
+        weight=spec.get("weight", 1),
     )

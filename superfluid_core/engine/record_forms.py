@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 from superfluid_core.scheduler.plan import (
     Accepted,
     Effect,
-    Emit,
+    Emits,
     Finish,
     Interrupt,
     Progress,
@@ -42,8 +42,8 @@ def effect_shape(effect: Effect) -> tuple[Any, ...]:
             return ("accepted", effect.key.session, effect.position, effect.cached_tokens)
         case Progress():
             return ("progress", effect.key.session, effect.done, effect.total, effect.cached)
-        case Emit():
-            return ("emit", effect.key.session, effect.index)
+        case Emits():
+            return ("emits", [key.session for key in effect.keys], list(effect.indices))
         case Finish():
             code = None if effect.code is None else effect.code.value
             stops = effect.stop_id is not None

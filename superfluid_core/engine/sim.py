@@ -2,7 +2,7 @@
 
 Token i of a session is a keyed hash of (prompt ids, engine seed, request seed, choice, i) and of nothing else, so that
 a moved, batched, preempted or chunked stream equals the unbroken one: determinism is exact. Greedy requests leave seed and
-choice out. What a request forbids (stop ids before `min_output`, banned or disallowed ids, bad words) is drawn again;
+choice out. What a request forbids (stop ids before `min_output`, banned or disallowed ids, bad words, what its grammar masks) is drawn again;
 penalties weigh logits, and there are none here, so they change nothing.
 
 Time: a step costs its prompt tokens at `prefill` tokens a second over all lanes, plus, if any lane decodes, one token at `decode`
@@ -13,17 +13,27 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import count
 
 from superfluid_core.clock import Clock
 from superfluid_core.engine.base import Capabilities, EngineInfo, Interrupted, OnStep
-from superfluid_core.engine.compose import StepComposer, StepRow
+from superfluid_core.engine.compose import Step, StepComposer, StepRow
 from superfluid_core.engine.script import Answer, Fault, Script, ScriptToken, TokenTexts
-from superfluid_core.engine.stand_ins import NumberedTexts, Pause, ThreadPause
+from superfluid_core.engine.stand_ins import (
+    NumberedTexts,
+    Pause,
+    ThreadPause,
+    closers_of,
+    draw_masked,
+    hashed_vector,
+)
 from superfluid_core.errors import EngineError, ErrorCode
+from superfluid_core.grammar.compiler import Grammars
+from superfluid_core.grammar.lanes import NOTHING_LEFT, GrammarFault, LaneMasks, Mask
 from superfluid_core.scheduler.plan import (
     LaneFault,
     LaneStart,
@@ -44,7 +54,7 @@ HANG_PAUSE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SimOptions:
-    """Shape and speed of the simulated engine. Rates are tokens a second, 0 is infinitely fast."""
+    """Shape and speed of the simulated engine, and what compiles its constraints. Rates are tokens a second, 0 is infinitely fast."""
 
     window: int = 4096
     lanes: int = 8
@@ -58,6 +68,7 @@ class SimOptions:
     text_fingerprint: str = ""
     kv_bytes_per_token: int = 2048
     host_copy_bytes_per_s: float = 8e9
+    grammars: Grammars | None = field(default=None, repr=False)
 
 
 @dataclass(slots=True)
@@ -72,6 +83,7 @@ class _Lane:
     allowed: tuple[int, ...]
     words: tuple[tuple[int, ...], ...]
     fresh: int
+    mask: Mask | None = None
 
 
 def _draw_key(spec: SessionSpec, engine_seed: int) -> bytes:
@@ -112,6 +124,8 @@ class SimEngine:
         self._pause = pause
         self._script = script
         self._crash = crash
+        self._masks = LaneMasks(options.grammars)
+        self._closers = closers_of(texts)
         eos = set(texts.eos_ids)
         self._ordinary = [token for token in texts.ordinary_ids() if token not in eos]
         if not self._ordinary:
@@ -143,54 +157,79 @@ class SimEngine:
             step_tokens=options.step_tokens,
             determinism=Determinism.EXACT,
             cuts_are_free=True,
-            capabilities=Capabilities(batch_invariant=True, swap=True),
+            capabilities=Capabilities(
+                batch_invariant=True,
+                swap=True,
+                structured_output=options.grammars is not None,
+                embeddings=True,
+            ),
             kv_bytes_per_token=options.kv_bytes_per_token,
             host_copy_bytes_per_s=options.host_copy_bytes_per_s,
         )
 
     def close(self) -> None:
         self._pause.close()
+        self._masks.close()
 
     def run(self, plan: TickPlan, on_step: OnStep, interrupted: Interrupted) -> TickDone:
         began_ns = self._clock.now_ns()
         self._check(plan)
         for lane in plan.frees:
             self._lanes.pop(lane, None)
+            self._masks.free(lane)
         for start in plan.starts:
             self._lanes[start.lane] = self._begin(start)
+            self._masks.start(start)
+        self._move(plan)
         composer = StepComposer(plan)
         steps = 0
         outcome = TickOutcome.COMPLETE
-        for rows in _steps(composer):
+        while (step := composer.next_step()) is not None:
             if steps and interrupted():
                 outcome = TickOutcome.INTERRUPTED
                 break
-            on_step(self._step(plan.tick, steps, rows, composer))
+            on_step(self._step(plan.tick, steps, step, composer))
             steps += 1
         return TickDone(plan.tick, outcome, steps, self._clock.now_ns() - began_ns)
 
+    def embed(self, ids: Sequence[int], pooling: str) -> Iterator[bytes | None]:
+        """Hash a text into a vector, in passes that take the time of their tokens; see `Embedder.embed`."""
+        options = self._options
+        for first in range(0, len(ids), options.step_tokens):
+            tokens = min(options.step_tokens, len(ids) - first)
+            if options.prefill_rate > 0 and not self._pause.wait(tokens / options.prefill_rate):
+                raise EngineError("the engine was closed")
+            if first + tokens < len(ids):
+                yield None
+        yield hashed_vector(ids, pooling, options.seed)
+
     # --- one step -----------------------------------------------------------------------------
 
-    def _step(
-        self, tick: int, number: int, rows: list[StepRow], composer: StepComposer
-    ) -> StepDone:
+    def _step(self, tick: int, number: int, step: Step, composer: StepComposer) -> StepDone:
         began_ns = self._clock.now_ns()
+        rows = step.rows()
         self._spend(rows)
         sampled: dict[int, int] = {}
         logprobs: list[TokenLogprobs | None] = []
         faults: list[LaneFault] = []
+        masks = self._masks.take(row.lane for row in rows if row.samples) if self._masks else {}
         for row in rows:
             if not row.samples:
                 continue
             lane = self._lanes[row.lane]
-            fault = self._fault(row, lane)
+            fault = self._fault(row, lane) or _constrain(row.lane, lane, masks.get(row.lane))
             if fault is not None:
                 faults.append(fault)
                 continue
             token = self._sample(lane, row.output_index)
+            if lane.mask is not None and not lane.mask.allows(token):
+                faults.append(LaneFault(row.lane, ErrorCode.INVALID_REQUEST, NOTHING_LEFT))
+                continue
             sampled[row.lane] = token
             logprobs.append(self._logprobs(lane, row.output_index, token))
-        composer.commit(rows, sampled)
+        composer.commit(list(sampled), list(sampled.values()))
+        if masks:
+            self._masks.advance(sampled)
         for fault in faults:
             composer.drop(fault.lane)
         for number_of_lane, token in sampled.items():
@@ -201,12 +240,22 @@ class SimEngine:
             step=number,
             lanes=tuple(sampled),
             ids=tuple(sampled.values()),
-            prefilled=tuple((row.lane, len(row.inputs)) for row in rows if not row.decoding),
-            tokens=sum(len(row.inputs) for row in rows),
+            prefilled=tuple((row.lane, len(row.inputs)) for row in step.prompts),
+            tokens=len(step.ids) + step.prompt_tokens,
             elapsed_ns=self._clock.now_ns() - began_ns,
             logprobs=logprobs if any(entry is not None for entry in logprobs) else None,
             faults=tuple(faults),
         )
+
+    def _move(self, plan: TickPlan) -> None:
+        """Wait as long as the plan's KV would take to the host's memory and back."""
+        options = self._options
+        blocks = sum(len(each.blocks) for each in (*plan.park_out, *plan.park_in))
+        size = blocks * options.block_tokens * options.kv_bytes_per_token
+        if not size or not options.host_copy_bytes_per_s:
+            return
+        if not self._pause.wait(size / options.host_copy_bytes_per_s):
+            raise EngineError("the engine was closed")
 
     def _spend(self, rows: list[StepRow]) -> None:
         """Wait as long as this step would have taken."""
@@ -257,17 +306,21 @@ class SimEngine:
         return token
 
     def _choose(self, lane: _Lane, index: int) -> int:
-        masked = lane.spec.stop_ids if index < lane.spec.min_output else frozenset()
+        is_early = index < lane.spec.min_output and not (lane.mask and lane.mask.is_over)
+        masked = lane.spec.stop_ids if is_early else frozenset()
         scripted = _scripted(lane, index)
         if scripted is not None and self._may(lane, scripted.token, masked):
             return scripted.token
         end = self._end_id(lane)
         is_over = lane.answer is not None and bool(lane.answer.tokens) and scripted is None
-        chance, _, _ = _numbers(lane.key, index, 0)
+        chance, place, _ = _numbers(lane.key, index, 0)
         ends = is_over or chance < self._options.eos_probability * 2**64
         if end is not None and ends and self._may(lane, end, masked):
             return end
-        return self._draw(lane, index, masked)
+        if lane.mask is None:
+            return self._draw(lane, index, masked)
+        may = partial(self._may, lane, masked=masked)
+        return draw_masked(lane.mask, place, self._closers, may) or self._draw(lane, index, masked)
 
     def _end_id(self, lane: _Lane) -> int | None:
         """Pick the id that would end this session's text: None when the request ignores it."""
@@ -284,15 +337,15 @@ class SimEngine:
             token = pool[place % len(pool)]
             if self._may(lane, token, masked):
                 return token
-        for token in pool:
-            if self._may(lane, token, masked):
-                return token
-        return pool[0]
+        rest = pool if lane.mask is None else lane.mask.ids()
+        return next((token for token in rest if self._may(lane, token, masked)), pool[0])
 
     def _may(self, lane: _Lane, token: int, masked: frozenset[int]) -> bool:
         if token in masked or token in lane.banned:
             return False
         if lane.allowed and token not in lane.allowed:
+            return False
+        if lane.mask is not None and not lane.mask.allows(token):
             return False
         return not any(
             word[-1] == token and lane.outputs[len(lane.outputs) - len(word) + 1 :] == [*word[:-1]]
@@ -359,10 +412,13 @@ class SimEngine:
             assert all(0 <= block < self._options.blocks for block in lane.blocks), "no such block"
 
 
+def _constrain(number: int, lane: _Lane, mask: Mask | GrammarFault | None) -> LaneFault | None:
+    """Give a lane the mask of its next id; says why it cannot go on, if its constraint does."""
+    if isinstance(mask, GrammarFault):
+        return LaneFault(number, mask.code, mask.text)
+    lane.mask = mask
+    return None
+
+
 def _scripted(lane: _Lane, index: int) -> ScriptToken | None:
     return None if lane.answer is None else lane.answer.token(index)
-
-
-def _steps(composer: StepComposer) -> Iterator[list[StepRow]]:
-    while rows := composer.next_step():
-        yield rows

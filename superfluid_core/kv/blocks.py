@@ -16,7 +16,7 @@ class PoolShape:
     """Size of an engine's KV pool; `window` is the most positions that one session may have.
 
     `kv_bytes_per_token` is what one position costs in host memory, 0 when the engine cannot move KV there; `host_copy_bytes_per_s`
-    is how fast it does, measured by the engine, 0 when unknown.
+    is how fast it does, measured by the engine, 0 when unknown; `host_copy_overhead_ns` is what a copy takes beside its bytes.
     """
 
     block_tokens: int
@@ -24,6 +24,7 @@ class PoolShape:
     window: int
     kv_bytes_per_token: int = 0
     host_copy_bytes_per_s: float = 0.0
+    host_copy_overhead_ns: int = 0
 
     @property
     def block_bytes(self) -> int:

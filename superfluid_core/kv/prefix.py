@@ -164,7 +164,7 @@ class PrefixCache:
             if self._pool.references(node.block):
                 continue
             self._forget(node)
-            if to_host:
+            if to_host and self._host.is_open:
                 self._host.keep_prefix(node.name, node.parent, node.tokens, node.block)
             self.idle -= 1
             self.evicted += 1

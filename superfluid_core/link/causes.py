@@ -2,12 +2,16 @@
 
 A head with another key notices at the node's certificate and leaves, so the node sees no more than a reset. A node that
 dislikes the head's certificate says so by an alert, which reaches the head after its own handshake succeeded. Never a
-secret in these texts: keys are named by their id.
+secret in these texts: keys are named by their id. An errno is only called a failed connection when it came from connecting:
+the same class of exception also carries faults of this machine, such as a descriptor that the event loop no longer knows.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import ssl
+from enum import Enum
 
 from superfluid_core.errors import ErrorCode, SuperfluidError
 from superfluid_core.link.link import LinkClosedError
@@ -29,8 +33,19 @@ _ALERTS = {
 }
 
 
-def why_dial_failed(error: BaseException, keys: Credentials | None) -> tuple[str, ErrorCode]:
+class Stage(Enum):
+    """What was being done when it failed."""
+
+    CONNECT = "connect"
+    HANDSHAKE = "handshake"
+
+
+def why_dial_failed(
+    error: BaseException, keys: Credentials | None, stage: Stage = Stage.HANDSHAKE
+) -> tuple[str, ErrorCode]:
     """Explain to the head. TLS sees the node; `keys` None is a head without a key."""
+    if stage is Stage.CONNECT or isinstance(error, TimeoutError):
+        return _why_not_connected(error)
     if isinstance(error, LinkClosedError):
         if error.cause is not None:
             return why_dial_failed(error.cause, keys)
@@ -39,15 +54,48 @@ def why_dial_failed(error: BaseException, keys: Credentials | None) -> tuple[str
         return _tls_failure(error, keys)
     if isinstance(error, SuperfluidError):
         return f"refused at the handshake: {error.message}", error.code
+    if isinstance(error, ConnectionError):
+        return _closed_early("the connection was reset", keys)
+    if isinstance(error, OSError):
+        return f"the connection broke in the handshake: {_errno_words(error)}", ErrorCode.NO_WORKER
+    return f"failed: {type(error).__name__}", ErrorCode.INTERNAL
+
+
+def why_join_failed(error: BaseException, stage: Stage, *, has_key: bool) -> tuple[str, ErrorCode]:
+    """Explain to a node that dialled a head."""
+    if stage is Stage.CONNECT:
+        return _why_not_connected(error)
+    code = error.code if isinstance(error, SuperfluidError) else ErrorCode.NO_WORKER
+    words = why_refused(error, has_key=has_key)
+    return words if words.startswith("peer reset") else f"refused at the handshake: {words}", code
+
+
+def why_unresolved(error: BaseException) -> str:
+    """Explain why a name has no address, in the resolver's words where it has any."""
+    if isinstance(error, TimeoutError):
+        return "timed out"
+    if isinstance(error, socket.gaierror):
+        unknown = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+        return "no such name" if error.errno in unknown else str(error.strerror or "failed")
+    return "no such name" if isinstance(error, UnicodeError) else _errno_words(error)
+
+
+def _why_not_connected(error: BaseException) -> tuple[str, ErrorCode]:
+    """Judge a failure of connecting. Errors that connecting cannot have are ours, and said to be."""
     if isinstance(error, TimeoutError):
         return "timed out", ErrorCode.TIMEOUT
     if isinstance(error, ConnectionRefusedError):
         return "connection refused: nothing listens there", ErrorCode.NO_WORKER
-    if isinstance(error, ConnectionError):
-        return _closed_early("the connection was reset", keys)
-    if isinstance(error, OSError):
-        return f"cannot connect: {error.strerror or error}", ErrorCode.NO_WORKER
-    return f"failed: {type(error).__name__}", ErrorCode.INTERNAL
+    if isinstance(error, FileNotFoundError | FileExistsError | ValueError):
+        what = f"{type(error).__name__}: {_errno_words(error)}"
+        return f"a fault of this process while connecting ({what})", ErrorCode.INTERNAL
+    return f"cannot connect: {_errno_words(error)}", ErrorCode.NO_WORKER
+
+
+def _errno_words(error: BaseException) -> str:
+    """Say what the number means: asyncio puts words of its own, with the address, into `strerror`."""
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if isinstance(number, int) and number > 0 else str(error)[:200]
 
 
 def _closed_early(reason: str, keys: Credentials | None) -> tuple[str, ErrorCode]:

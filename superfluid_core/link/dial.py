@@ -1,34 +1,28 @@
-"""Dialling a node: from a name to an established link, or to a cause that a person understands.
+"""Dialling out: from a name to an established link, or to a cause that a person understands.
 
-Names are resolved on every dial and all of their addresses are tried under one deadline, each with its share of what is
-left. TLS comes from the fleet key; without one (`--insecure-no-auth`) the link is plain TCP. Knows no backoff: that is the
-directory's.
+`dial` is the head's (it dials nodes), `join` the node's (it dials a head that listens for nodes); what they do once connected is
+`shake.py`'s. Names are resolved on every dial and all of their addresses are tried under one deadline, each with its share of
+what is left. Without keys (`--insecure-no-auth`) the link is plain TCP. Knows no backoff: that is the caller's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from superfluid_core.clock import Clock
 from superfluid_core.errors import ErrorCode, SuperfluidError
 from superfluid_core.limits import LinkLimits, WireLimits
 from superfluid_core.link.addresses import format_address
-from superfluid_core.link.causes import why_dial_failed
-from superfluid_core.link.link import Link, LinkClosedError
+from superfluid_core.link.causes import Stage, why_dial_failed, why_join_failed, why_unresolved
+from superfluid_core.link.link import Link
 from superfluid_core.link.setup import LinkSetup
-from superfluid_core.link.tls import (
-    SERVER_NAME,
-    Credentials,
-    PeerError,
-    client_context,
-    peer_identity,
-)
-from superfluid_core.wire.messages import Hello, Message, Refuse, Welcome
-from superfluid_core.wire.schema import Role
+from superfluid_core.link.shake import HeadShake, RefusedError, Shake
+from superfluid_core.link.tls import Credentials, client_context
+from superfluid_core.wire.messages import Hello
 
 ADDRESSES_MAX = 16
 
@@ -44,6 +38,18 @@ class DialError(SuperfluidError):
         return self.message
 
 
+Explain = Callable[[BaseException, Stage], tuple[str, ErrorCode]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """Who dials: its part of the handshake, what its links have in common, its words for a failure."""
+
+    shake: Shake
+    setup: LinkSetup
+    explain: Explain
+
+
 async def dial(
     host: str,
     port: int,
@@ -53,26 +59,42 @@ async def dial(
     limits: LinkLimits,
     clock: Clock,
 ) -> Link:
-    """Make an established link. Raises DialError within `limits.handshake_ms`."""
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + limits.handshake_ms / 1000
+    """Make an established link to a node. Raises DialError within `limits.handshake_ms`."""
     context = None if keys is None else client_context(keys, hello.head)
-    setup = LinkSetup(limits, clock, WireLimits())
+    caller = _Caller(
+        HeadShake(context, hello),
+        LinkSetup(limits, clock, WireLimits()),
+        lambda error, stage: why_dial_failed(error, keys, stage),
+    )
+    return await _reach(host, port, caller)
+
+
+async def join(host: str, port: int, shake: Shake, setup: LinkSetup) -> Link:
+    """Make an established link to a head that listens for nodes. Raises DialError within `handshake_ms`."""
+    has_key = shake.context is not None
+    caller = _Caller(
+        shake, setup, lambda error, stage: why_join_failed(error, stage, has_key=has_key)
+    )
+    return await _reach(host, port, caller)
+
+
+async def _reach(host: str, port: int, caller: _Caller) -> Link:
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + caller.setup.limits.handshake_ms / 1000
     failure = DialError("the name has no address")
     try:
         addresses = await _resolve(host, port, deadline_s)
     except (OSError, TimeoutError, UnicodeError) as error:
-        words = "timed out" if isinstance(error, TimeoutError) else "no such name"
-        raise DialError(f"cannot resolve {host!r}: {words}") from error
+        raise DialError(f"cannot resolve {host!r}: {why_unresolved(error)}") from error
     for index, (family, address) in enumerate(addresses):
         share_s = max(0.0, deadline_s - loop.time()) / (len(addresses) - index)
-        link = Link(Role.HEAD, setup)
+        link = Link(caller.shake.role, caller.setup)
         link.remote = format_address(address[0], address[1])
         try:
             async with asyncio.timeout(share_s):
-                return await _establish(link, family, address, context, hello)
+                return await _establish(link, family, address, caller)
         except (OSError, SuperfluidError) as error:
-            cause = error if isinstance(error, DialError) else _explain(error, keys)
+            cause = _failure_of(error, caller)
             if index == 0 or cause.code is not ErrorCode.NO_WORKER:
                 failure = cause  # "nothing listens there" tells least
         finally:
@@ -81,8 +103,13 @@ async def dial(
     raise failure
 
 
-def _explain(error: OSError | SuperfluidError, keys: Credentials | None) -> DialError:
-    words, code = why_dial_failed(error, keys)
+def _failure_of(error: OSError | SuperfluidError, caller: _Caller) -> DialError:
+    """Put an error into words. A TimeoutError here is the deadline's."""
+    if isinstance(error, DialError):
+        return error
+    if isinstance(error, RefusedError):
+        return DialError(error.message, code=error.code, retry_after_ms=error.retry_after_ms)
+    words, code = caller.explain(error, Stage.HANDSHAKE)
     return DialError(words, code=code)
 
 
@@ -97,11 +124,7 @@ async def _resolve(
 
 
 async def _establish(
-    link: Link,
-    family: socket.AddressFamily,
-    address: tuple[Any, ...],
-    context: ssl.SSLContext | None,
-    hello: Hello,
+    link: Link, family: socket.AddressFamily, address: tuple[Any, ...], caller: _Caller
 ) -> Link:
     loop = asyncio.get_running_loop()
     # the protocol is named because asyncio turns Nagle's delays off for sockets that name it
@@ -109,40 +132,12 @@ async def _establish(
     try:
         connected.setblocking(False)
         await loop.sock_connect(connected, address)
+    except OSError as error:
+        connected.close()
+        words, code = caller.explain(error, Stage.CONNECT)
+        raise DialError(words, code=code) from error
     except BaseException:
         connected.close()
         raise
-    if context is None:
-        await loop.create_connection(lambda: link.protocol, sock=connected)
-    else:
-        await loop.create_connection(
-            lambda: link.protocol,
-            sock=connected,
-            ssl=context,
-            server_hostname=SERVER_NAME,
-            ssl_shutdown_timeout=1.0,
-        )
-        link.identity = _identity_of(link, Role.NODE)
-    link.send(hello)
-    link.establish(_welcome_in(await link.receive(), link.identity))
+    await caller.shake.shake(link, connected)
     return link
-
-
-def _identity_of(link: Link, role: Role) -> str:
-    if link.transport is None or link.close_reason is not None:
-        raise LinkClosedError(link.close_reason or "the connection ended")
-    return peer_identity(link.transport.get_extra_info("ssl_object"), role)
-
-
-def _welcome_in(answer: Message, identity: str | None) -> Welcome:
-    if isinstance(answer, Refuse):
-        raise DialError(
-            f"refused: {answer.text or answer.code} ({answer.code})",
-            code=answer.code,
-            retry_after_ms=answer.retry_after_ms,
-        )
-    if not isinstance(answer, Welcome):
-        raise DialError("it answered HELLO with something else", code=ErrorCode.PROTOCOL_ERROR)
-    if identity is not None and answer.node != identity:
-        raise PeerError(f"it calls itself {answer.node} and its certificate {identity}")
-    return answer

@@ -5,7 +5,8 @@
     STATUS fresh, steps frozen  HUNG after max(5 s, 4 x the predicted step) with lanes in use
 
 A silence counts from the later of the last byte and the moment sessions became live: an idle node owes nothing. A head that
-was itself asleep must read what has come before it judges anyone: `OwnPause` notices, `Liveness.forgive` restarts the clocks.
+was itself asleep must read what has come before it judges anyone: `OwnPause` notices, and `Liveness.forgive` takes the pause out of
+what it counts. It does not start anew: a head that is short of time pauses often, and would never find out who is dead.
 """
 
 from __future__ import annotations
@@ -54,11 +55,14 @@ class Liveness:
         self._is_busy = is_busy
         self._predicted_ms = status.step_predicted_ms
 
-    def forgive(self, now_ns: int) -> None:
-        """Start every clock anew: the pause was ours."""
-        self._bytes_ns = self._moved_ns = now_ns
+    def forgive(self, paused_ns: int, now_ns: int) -> None:
+        """Take a pause of ours out of every silence, and leave nobody less than a moment to be heard."""
+        limits = self._limits
+        patient_ns = now_ns - max(0, limits.dead_ms - limits.suspect_ms) * MS
+        self._bytes_ns = min(now_ns, max(self._bytes_ns + paused_ns, patient_ns))
+        self._moved_ns = min(now_ns, self._moved_ns + paused_ns)
         if self._live_since_ns is not None:
-            self._live_since_ns = now_ns
+            self._live_since_ns = min(now_ns, self._live_since_ns + paused_ns)
 
     def silence_ns(self, now_ns: int) -> int:
         """How long nothing came that should have."""
@@ -100,4 +104,8 @@ class OwnPause:
 
     def has_paused(self, now_ns: int) -> bool:
         """Whether the wake-up came over a second late: then drain every socket once before judging."""
-        return now_ns - self._due_ns > self._pause_ns
+        return self.late_ns(now_ns) > self._pause_ns
+
+    def late_ns(self, now_ns: int) -> int:
+        """How late the wake-up came."""
+        return max(0, now_ns - self._due_ns)

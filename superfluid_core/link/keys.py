@@ -30,9 +30,9 @@ from superfluid_core.limits import LinkLimits
 PREFIX = "fk1:"
 KEY_BYTES_MIN = 32
 KEYS_MAX = 8
-NOT_BEFORE = datetime(2000, 1, 1, tzinfo=UTC)
+NOT_BEFORE = datetime(1970, 1, 1, tzinfo=UTC)
 NOT_AFTER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
-"""A machine whose wall clock is wrong must still be able to link."""
+"""A machine whose wall clock is wrong must still be able to link, also one that starts at the beginning of time."""
 
 _SALT = b"superfluid-link/1"
 

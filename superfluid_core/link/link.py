@@ -38,8 +38,6 @@ WRITE_LOW_BYTES = 16 * 1024
 CLOSE_GRACE_S = 1.0
 BROKEN = "the connection broke"
 SLOW_PEER = "slow peer: it does not read what is sent"
-REKEY_BYTES = 32 * 1024**3
-REKEY_S = 12 * 3600
 
 
 class LinkClosedError(SuperfluidError):
@@ -125,10 +123,15 @@ class Link:
         """How long the last answered PING took; None before the first."""
         return self._watch.round_trip_ns
 
+    @property
+    def handed_bytes(self) -> int:
+        """How much was given to this link to send so far, written or still queued."""
+        return self.bytes_out + self._outbox.bytes
+
     def wants_rekey(self, now_ns: int) -> bool:
         """Whether it is old or used enough to be replaced by a fresh one (make before break)."""
-        is_old = now_ns - self.opened_ns >= REKEY_S * SECOND
-        return is_old or self.bytes_in + self.bytes_out >= REKEY_BYTES
+        is_old = now_ns - self.opened_ns >= self._limits.rekey_s * SECOND
+        return is_old or self.bytes_in + self.bytes_out >= self._limits.rekey_bytes
 
     # --- out ----------------------------------------------------------------------------------------
 
@@ -308,7 +311,7 @@ class Link:
             return
         if isinstance(message, Pong):
             self._watch.on_pong(message.nonce, now_ns)
-            if message.status is None:
+            if self.role is Role.NODE:
                 return
         elif isinstance(message, LinkError):
             self._finish(f"the peer reported {message.code}: {message.text}")

@@ -1,17 +1,19 @@
-"""Listening for heads: accept, limit, shake hands, hand the link to its handler.
+"""Listening for links: accept, limit, shake hands, hand the link to its handler. Nodes listen for heads, and heads for nodes.
 
 An own accept loop, because `start_server(ssl=...)` hides refusals and `start_tls` leaves back-pressure on the wrong
 transport. One deadline covers a connection from accept to WELCOME; who may begin at all is `prelimits.py`'s decision. Every
-refusal is logged with its cause, one line a second per address. `serve` owns every task; the handler's end closes its link.
+refusal is counted, and logged with its cause, one line a second per address. `serve` owns every task; the handler's end closes
+its link. A listening socket is closed only once nobody waits to accept on it: the event loop would go on watching its number,
+and the next connection that is given the number would fail in words that have nothing to do with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
-import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
@@ -19,11 +21,12 @@ from superfluid_core.clock import Clock
 from superfluid_core.errors import ErrorCode, SuperfluidError
 from superfluid_core.limits import LinkLimits, WireLimits
 from superfluid_core.link.addresses import format_address, is_loopback, judge_bind, parse_address
-from superfluid_core.link.causes import why_refused
+from superfluid_core.link.causes import why_dial_failed, why_refused
 from superfluid_core.link.link import Link, LinkClosedError
 from superfluid_core.link.prelimits import LogGate, Prelimits
 from superfluid_core.link.setup import LinkSetup
-from superfluid_core.link.tls import Credentials, PeerError, peer_identity, server_context
+from superfluid_core.link.shake import NodeShake, Shake
+from superfluid_core.link.tls import Credentials, server_context
 from superfluid_core.logs import log
 from superfluid_core.wire.messages import Hello, Refuse, Status, Welcome
 from superfluid_core.wire.schema import Role
@@ -36,16 +39,22 @@ BACKLOG = 128
 HANDLER_GRACE_S = 5.0
 """How long a handler may go on after its link has closed with the listener."""
 
+TURNS = 2
+"""Of the event loop, from a connection that was accepted to who waited for it."""
+REFUSING_S = 2.0
+"""What a refusal may take beyond the handshake's deadline, to be read by the peer."""
+
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.05, 1.0
 
 
 @dataclass(slots=True)
 class Listener:
-    """Accepts heads. `welcome` answers a HELLO; `handler` owns an established link until it returns.
+    """Accepts links. `welcome` answers a HELLO; `handler` owns an established link until it returns.
 
     `start` any number of addresses, then run `serve` as a task; `close` ends it and every link. Without keys, on an
-    address that others can reach, it warns every minute.
+    address that others can reach, it warns every minute. With `instead`, whoever connects meets that part of the handshake
+    (a head's, for nodes that dial in) and `welcome` is never asked. `refusals` counts what did not come to WELCOME.
     """
 
     handler: Callable[[Link], Awaitable[None]]
@@ -55,7 +64,9 @@ class Listener:
     limits: LinkLimits
     clock: Clock
     status_source: Callable[[], Status | None] | None = None
-    _context: ssl.SSLContext | None = field(init=False, default=None)
+    instead: Shake | None = None
+    refusals: int = field(init=False, default=0)
+    shake: Shake = field(init=False)
     _prelimits: Prelimits = field(init=False)
     _gate: LogGate = field(init=False, default_factory=LogGate)
     _sockets: list[socket.socket] = field(init=False, default_factory=list)
@@ -70,8 +81,11 @@ class Listener:
 
     def __post_init__(self) -> None:
         self._prelimits = Prelimits(self.limits)
-        if self.keys is not None:
-            self._context = server_context(self.keys, self.identity)
+        if self.instead is not None:
+            self.shake = self.instead
+            return
+        context = None if self.keys is None else server_context(self.keys, self.identity)
+        self.shake = NodeShake(context, self.answer, self.limits.handshake_ms / 1000)
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -106,8 +120,11 @@ class Listener:
                 if self.keys is None and any(_is_exposed(item) for item in self._sockets):
                     self._accepting.append(group.create_task(self._warn()))
                 await self._closing.wait()
+                await self._hear_last()
                 for task in (*self._accepting, *self._pending.values()):
                     task.cancel()
+                if self._accepting:
+                    await asyncio.wait(self._accepting)
                 self._close_sockets()
                 await asyncio.gather(*[link.close(self._reason) for link in self.links])
                 if self._tasks:
@@ -126,18 +143,27 @@ class Listener:
         if not self._accepting:
             self._close_sockets()
 
+    async def _hear_last(self) -> None:
+        """Stop accepting, and take in what was accepted a moment ago: a cancelled accept would lose its socket."""
+        loop = asyncio.get_running_loop()
+        for listening in self._sockets:
+            with contextlib.suppress(NotImplementedError):
+                loop.remove_reader(listening)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
     # --- accepting ------------------------------------------------------------------------------------
 
     async def _accept(self, listening: socket.socket, group: asyncio.TaskGroup) -> None:
         loop = asyncio.get_running_loop()
         backoff_s = _BACKOFF_S_MIN
-        while True:
+        while not self._closing.is_set():
             try:
                 connected, where = await loop.sock_accept(listening)
             except OSError as error:
                 # out of descriptors: the connection waits in the backlog, so asking again at once would spin
                 if error.errno in _EXHAUSTED:
-                    self._refused("", f"cannot accept: {error.strerror}")
+                    self.refuse("", f"cannot accept: {error.strerror}")
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
                 continue
@@ -150,7 +176,7 @@ class Listener:
         admission = self._prelimits.admit(host, self.clock.now_ns())
         if admission.number is None:
             connected.close()
-            self._refused(format_address(host, port), admission.cause, host)
+            self.refuse(format_address(host, port), admission.cause, host)
             return
         if admission.evicted is not None:
             self._evicted.add(admission.evicted)
@@ -164,60 +190,41 @@ class Listener:
 
     async def _serve_one(self, number: int, remote: str, host: str) -> None:
         connected = self._unowned.pop(number)
-        link = Link(Role.NODE, LinkSetup(self.limits, self.clock, WireLimits(), self.status_source))
+        setup = LinkSetup(self.limits, self.clock, WireLimits(), self.status_source)
+        link = Link(self.shake.role, setup)
         link.remote = remote
         try:
-            is_welcome = await self._shake_hands(link, connected)
+            extra_s = REFUSING_S if self.shake.role is Role.NODE else 0.0
+            async with asyncio.timeout(self.limits.handshake_ms / 1000 + extra_s):
+                await self.shake.shake(link, connected)
         except asyncio.CancelledError:
             link.abort("the handshake was given up")
             if number not in self._evicted:
                 raise
-            self._refused(remote, "made way for a newer handshake", host)
+            self.refuse(remote, "made way for a newer handshake", host)
             return
         except (OSError, SuperfluidError) as error:
             link.abort("the handshake failed")
-            self._refused(remote, why_refused(error, has_key=self.keys is not None), host)
+            self.refuse(remote, self._why(error), host)
             return
         finally:
             self._pending.pop(number, None)
             self._evicted.discard(number)
             self._prelimits.release(number)
-        if is_welcome:
-            await self._handle(number, link)
+        await self._handle(number, link)
 
-    async def _shake_hands(self, link: Link, connected: socket.socket) -> bool:
-        """From accept to WELCOME. Raises OSError (TLS's errors too) or SuperfluidError."""
-        loop = asyncio.get_running_loop()
-        seconds = self.limits.handshake_ms / 1000
-        async with asyncio.timeout(seconds):
-            if self._context is None:
-                await loop.connect_accepted_socket(lambda: link.protocol, connected)
-            else:
-                await loop.connect_accepted_socket(
-                    lambda: link.protocol,
-                    connected,
-                    ssl=self._context,
-                    ssl_handshake_timeout=2 * seconds,  # ours strikes first
-                    ssl_shutdown_timeout=1.0,
-                )
-                assert link.transport is not None
-                ssl_object = link.transport.get_extra_info("ssl_object")
-                link.identity = peer_identity(ssl_object, Role.HEAD)
-            hello = await link.receive()
-            assert isinstance(hello, Hello), "the connection lets nothing else through"
-            answer = self._answer(hello, link)
-            link.send(answer)
-        if isinstance(answer, Refuse):
-            await link.close(answer.text)
-            raise PeerError(f"answered HELLO with REFUSE: {answer.text} ({answer.code})")
-        link.establish(hello)
-        return True
+    def _why(self, error: OSError | SuperfluidError) -> str:
+        if self.shake.role is Role.NODE:
+            return why_refused(error, has_key=self.keys is not None)
+        return why_dial_failed(error, self.keys)[0]
 
-    def _answer(self, hello: Hello, link: Link) -> Welcome | Refuse:
-        if link.identity is not None and hello.head != link.identity:
-            return Refuse(ErrorCode.UNAUTHORIZED, "the head's name is not its certificate's")
-        if len(self._links) >= self.limits.heads_max:
+    def answer(self, hello: Hello) -> Welcome | Refuse:
+        """Answer a HELLO, with room for so many heads, and so many links of each."""
+        heads = [link.peer.head for link in self.links if isinstance(link.peer, Hello)]
+        if hello.head not in heads and len(set(heads)) >= self.limits.heads_max:
             return Refuse(ErrorCode.OVERLOADED, "too many heads", retry_after_ms=10_000)
+        if heads.count(hello.head) >= self.limits.links_per_head_max:
+            return Refuse(ErrorCode.OVERLOADED, "too many links of this head", 10_000)
         return self.welcome(hello)
 
     async def _handle(self, number: int, link: Link) -> None:
@@ -252,12 +259,13 @@ class Listener:
 
     async def _warn(self) -> None:
         while True:
-            log(
-                logger, logging.WARNING, "no fleet key: everybody who can connect may use this node"
-            )
+            who = "use this node" if self.shake.role is Role.NODE else "join as a node"
+            log(logger, logging.WARNING, f"no fleet key: everybody who can connect may {who}")
             await asyncio.sleep(self.limits.insecure_warning_s)
 
-    def _refused(self, remote: str, cause: str, host: str = "") -> None:
+    def refuse(self, remote: str, cause: str, host: str = "") -> None:
+        """Count a refusal, and log it unless this address was logged a moment ago."""
+        self.refusals += 1
         skipped = self._gate.admit(host, self.clock.now_ns())
         if skipped is not None:
             log(logger, logging.WARNING, "refused a link", peer=remote, cause=cause, more=skipped)

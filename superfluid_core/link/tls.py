@@ -76,6 +76,11 @@ class PkiFiles:
     def key_id(self) -> str:
         return "own authority"
 
+    @property
+    def prefix_salt(self) -> bytes:
+        """Nothing that both ends know: each node mints a salt and says it in WELCOME."""
+        return b""
+
 
 Credentials = FleetKeys | PkiFiles
 

@@ -18,12 +18,12 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from superfluid_core.clock import SystemClock
 from superfluid_core.errors import ErrorCode, InvalidRequestError, ModelFilesError
 from superfluid_core.modelfiles.marks import Marker, rewritten, strings_of, unused_characters
 from superfluid_core.modelfiles.messages import content_shape, prepared
+from superfluid_core.modelfiles.template_bounds import BoundedEnvironment, budgeted
 from superfluid_core.modelfiles.tokenizer import Tokenizer
 
 SOURCE_CHARS_MAX = 1 << 20
@@ -88,6 +88,7 @@ class ChatTemplate:
     ) -> None:
         sources = TemplateSources(source) if isinstance(source, str) else source
         self.source = sources.plain
+        self.tools_source = sources.with_tools or sources.plain
         self._words = {"bos_token": bos, "eos_token": eos}
         self._marker = Marker(specials)
         environment = _environment(wall_s or SystemClock().wall_s)
@@ -139,14 +140,15 @@ class ChatTemplate:
         self, template: jinja2.Template, given: Mapping[str, Any], *, add_generation_prompt: bool
     ) -> str:
         try:
-            return template.render(
-                **given["kwargs"],
-                **self._words,
-                messages=given["messages"],
-                tools=given["tools"],
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
+            with budgeted():
+                return template.render(
+                    **given["kwargs"],
+                    **self._words,
+                    messages=given["messages"],
+                    tools=given["tools"],
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                )
         except _REFUSALS as cause:
             words = str(cause)[:WORDS_MAX] or type(cause).__name__
             raise _refusal(words) from cause
@@ -183,17 +185,18 @@ def _cut(text: str, end: str) -> str:
     return text[:at].replace(end, "")
 
 
-def _compiled(environment: ImmutableSandboxedEnvironment, source: str) -> jinja2.Template:
+def _compiled(environment: BoundedEnvironment, source: str) -> jinja2.Template:
     if len(source) > SOURCE_CHARS_MAX:
         raise ModelFilesError("the chat template is too long")
     try:
-        return environment.from_string(source)
+        with budgeted():
+            return environment.from_string(source)
     except (jinja2.TemplateError, RecursionError) as cause:
         raise ModelFilesError(f"the chat template is not usable: {str(cause)[:200]}") from cause
 
 
-def _environment(wall_s: Callable[[], int]) -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+def _environment(wall_s: Callable[[], int]) -> BoundedEnvironment:
+    environment = BoundedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.loopcontrols", _GenerationTag],
@@ -204,7 +207,7 @@ def _environment(wall_s: Callable[[], int]) -> ImmutableSandboxedEnvironment:
 
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = strftime_now
-    environment.filters["tojson"] = _to_json
+    environment.add_filter("tojson", _to_json)
     return environment
 
 

@@ -29,6 +29,8 @@ from superfluid_core.modelfiles.literals import pattern_of
 
 SPACE = "▁"
 VOCABULARY_MAX = 1 << 22
+SHORT_CHARS = 1_000
+"""Texts longer than this are tokenized without the interpreter lock, which the library only lets go of in batches."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -192,7 +194,7 @@ class Tokenizer:
 
     def _ordinary(self, inner: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
         try:
-            if len(texts) == 1:
+            if len(texts) == 1 and len(texts[0]) <= SHORT_CHARS:
                 found = [inner.encode(texts[0], add_special_tokens=False)]
             else:
                 found = inner.encode_batch_fast(texts, add_special_tokens=False) if texts else []

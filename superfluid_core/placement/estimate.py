@@ -19,12 +19,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from superfluid_core.placement.view import NodeView, Offer, PlacementRequest
+from superfluid_core.placement.view import NodeView, Offer, PlacementRequest, Work
 
 PREFILL_RATE_UNKNOWN = 2_000.0
 STEP_SECONDS_UNKNOWN = 0.030
 # A batch that grows by one lane costs at least this share of its step: keeps idle nodes ahead of busy ones.
 SLOPE_FLOOR = 0.02
+# A shorter hit is the head of a chat template, which all chats share: who had the first chat would get every other one.
+HIT_TOKENS_MIN = 64
+# What another node holds already costs so many times more: a second copy evicts as much of another prefix, which has to be
+# computed again, and does so in its turn. Measured: `superfluid bench scenario prefix`.
+COPY_COST = 2
+# Prefill rates this near to the model's typical one are that: measurements of equal machines differ, and were the best of
+# them always right, an idle node would never be asked, hence never measured, again.
+RATE_NOISE = 1.5
 LEARNED_KEYS_MAX = 1_024
 LEARNED_START = 256.0
 LEARNED_WEIGHT = 0.2
@@ -96,21 +104,30 @@ def _last_slope(points: Sequence[tuple[int, float]]) -> float:
 
 
 class FleetRates:
-    """The mean of what is known, used where a node has measured nothing."""
+    """The mean of what is known of one model, used where an engine has measured nothing; and what is typical of it."""
 
-    __slots__ = ("_curves", "_known", "prefill")
+    __slots__ = ("_curves", "_known", "prefill", "typical")
 
-    def __init__(self, prefill: float, curves: Sequence[Curve]) -> None:
+    def __init__(
+        self, prefill: float, curves: Sequence[Curve], typical: float | None = None
+    ) -> None:
         self.prefill = prefill
+        self.typical = prefill if typical is None else typical
         self._curves = curves
         self._known: dict[int, float] = {}
 
     @staticmethod
-    def of(nodes: Iterable[NodeView]) -> FleetRates:
-        known = [node.load for node in nodes]
+    def of(works: Iterable[Work]) -> FleetRates:
+        known = [work.load for work in works]
         prefill = [load.prefill_rate for load in known if load.prefill_rate > 0.0]
         curves = [Curve(load.decode_rates) for load in known if usable(load.decode_rates)]
-        return FleetRates(sum(prefill) / len(prefill) if prefill else PREFILL_RATE_UNKNOWN, curves)
+        return FleetRates(*mean_and_typical(prefill, curves))
+
+    def rate(self, measured: float) -> float:
+        """Say what a node's prefill rate is taken as: its own, the mean for none, what is typical if it is near that."""
+        own = measured if measured > 0.0 else self.prefill
+        is_typical = self.typical <= own * RATE_NOISE and own <= self.typical * RATE_NOISE
+        return self.typical if is_typical else own
 
     def step(self, lanes: int) -> float:
         """Duration of one decode step over `lanes` lanes, as the mean of the nodes that know."""
@@ -123,6 +140,15 @@ class FleetRates:
         if not self._curves:
             return STEP_SECONDS_UNKNOWN * (1.0 + SLOPE_FLOOR * max(0, lanes - 1))
         return sum(curve.step(lanes) for curve in self._curves) / len(self._curves)
+
+
+def mean_and_typical(
+    prefill: Sequence[float], curves: Sequence[Curve]
+) -> tuple[float, Sequence[Curve], float]:
+    """Give the arguments of `FleetRates` for what nodes have measured: the typical rate is the (lower) median."""
+    if not prefill:
+        return PREFILL_RATE_UNKNOWN, curves, PREFILL_RATE_UNKNOWN
+    return sum(prefill) / len(prefill), curves, sorted(prefill)[(len(prefill) - 1) // 2]
 
 
 class Figures(NamedTuple):
@@ -139,17 +165,18 @@ class Figures(NamedTuple):
 
 
 def figures(node: NodeView, offer: Offer, curve: Curve, rates: FleetRates) -> Figures:
-    """Compute what does not depend on the request. `curve` is the node's own."""
-    per_prompt = 1.0 / (node.load.prefill_rate if node.load.prefill_rate > 0.0 else rates.prefill)
+    """Compute what does not depend on the request. `curve` is the engine's own."""
+    work = node.work(offer)
+    per_prompt = 1.0 / rates.rate(work.load.prefill_rate)
     lanes = max(1, offer.lanes)
-    in_progress = node.in_progress
+    in_progress = work.in_progress
     running = min(in_progress, lanes)
     step = curve.step if curve.is_known else rates.step
     now, then = step(running), step(running + 1)
     slowing = running * max(0.0, then - now) + max(0.0, then - step(1))
     ahead = max(0, in_progress - lanes + 1)
     waiting = ahead * step(lanes) / lanes
-    backlog = node.queued_tokens * per_prompt
+    backlog = work.queued_tokens * per_prompt
     return Figures(backlog, per_prompt, waiting, slowing, waiting + slowing)
 
 
@@ -157,15 +184,28 @@ def estimate(
     node: NodeView, offer: Offer, request: PlacementRequest, rates: FleetRates
 ) -> Estimate:
     """Seconds until the first token of `request` on `node`, by part."""
-    part = figures(node, offer, Curve(node.load.decode_rates), rates)
-    uncached = uncached_tokens(request, node.name)
+    part = figures(node, offer, Curve(node.work(offer).load.decode_rates), rates)
+    uncached = request.context - hit_tokens(request, node.name)
     output = max(1, request.expected_output)
     prefill = part.backlog + uncached * part.per_prompt
     return Estimate(prefill, output * part.waiting, output * part.slowing)
 
 
-def uncached_tokens(request: PlacementRequest, name: str) -> int:
-    return max(0, request.context - request.cached.get(name, 0))
+def hit_tokens(request: PlacementRequest, name: str) -> int:
+    """Return the tokens of the context that a node holds, if they are enough to matter."""
+    cached = request.cached.get(name, 0)
+    return min(cached, request.context) if cached >= HIT_TOKENS_MIN else 0
+
+
+def weighed_tokens(request: PlacementRequest) -> int:
+    """Count what a node without a hit would have to compute, and what of it others hold as often again as `COPY_COST` says."""
+    longest = min(max(request.cached.values(), default=0), request.context)
+    return request.context + (COPY_COST * longest if longest >= HIT_TOKENS_MIN else 0)
+
+
+def weighed_less(weighed: int, hit: int) -> int:
+    """Take off what a node holds: it neither computes nor copies that."""
+    return weighed - (1 + COPY_COST) * hit
 
 
 class OutputLengths:

@@ -5,7 +5,8 @@ equal to a millionth are a tie and a drawn value decides, so that equal nodes sh
 the answer: it is what `superfluid fleet why` prints. A refusal says whether waiting can help.
 
 New requests are answered from the view's ranking without looking at every node. Moves, and requests that avoid a node or
-need certain weights, are few and have rules of their own: for them every node is judged.
+need certain weights, are few and have rules of their own: for them every node is judged, and so it is for a tenant that has
+as much of the best node as it may.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from superfluid_core.placement.estimate import uncached_tokens
+from superfluid_core.placement.estimate import (
+    HIT_TOKENS_MIN,
+    hit_tokens,
+    weighed_less,
+    weighed_tokens,
+)
 from superfluid_core.placement.ranking import Card, Lot, ModelCards, Policy, Ranking, ranking_of
 from superfluid_core.placement.shelves import Found, Query, Shelf
 from superfluid_core.placement.view import (
@@ -25,6 +31,7 @@ from superfluid_core.placement.view import (
     Room,
     fit,
     fits_window,
+    is_tenant_full,
 )
 from superfluid_core.session import QosClass
 
@@ -74,15 +81,20 @@ class Compared:
         position, (backlog, per_prompt, waiting, slowing, per_output), in_progress = entry
         match self.policy:
             case Policy.LOAD_AWARE:
-                uncached, output = uncached_tokens(self.request, name), self.query.output
-                prefill = backlog + uncached * per_prompt
+                hit, output = hit_tokens(self.request, name), self.query.output
+                weighed = weighed_less(self.query.uncached, hit)
+                copied = weighed - (self.request.context - hit)
+                prefill = backlog + (self.request.context - hit) * per_prompt
                 detail = (
                     f"prefill {prefill:.3f} s, lane wait {output * waiting:.3f} s, "
                     f"slowdown {output * slowing:.3f} s"
                 )
-                if uncached < self.request.context:
-                    detail += f", {self.request.context - uncached} cached"
-                return Score(name, verdict.value, prefill + output * per_output, detail)
+                if hit:
+                    detail += f", {hit} cached"
+                if copied:
+                    detail += f", {copied} held elsewhere"
+                seconds = backlog + weighed * per_prompt + output * per_output
+                return Score(name, verdict.value, seconds, detail)
             case Policy.LEAST_LOADED:
                 return Score(name, verdict.value, float(in_progress))
             case Policy.ROUND_ROBIN:
@@ -132,11 +144,16 @@ def choose(
     model = ranking.models.get(request.model)
     if model is None:
         return Refusal(RefusalKind.UNKNOWN_MODEL)
-    query = Query(request.context, max(1, request.expected_output), view.turn, len(ranking.order))
+    query = Query(
+        weighed_tokens(request), max(1, request.expected_output), view.turn, len(ranking.order)
+    )
     ask = _Ask(ranking, model, request, query, draw)
     if request.is_move or request.avoid or request.weights is not None:
         return ask.among_all(now_ns)
-    return ask.from_shelves()
+    verdict = ask.from_shelves()
+    if isinstance(verdict, Choice) and is_tenant_full(view.nodes[verdict.node], request, limits):
+        return ask.among_all(now_ns)
+    return verdict
 
 
 def choose_among_all(
@@ -153,7 +170,9 @@ def choose_among_all(
     model = ranking.models.get(request.model)
     if model is None:
         return Refusal(RefusalKind.UNKNOWN_MODEL)
-    query = Query(request.context, max(1, request.expected_output), view.turn, len(ranking.order))
+    query = Query(
+        weighed_tokens(request), max(1, request.expected_output), view.turn, len(ranking.order)
+    )
     return _Ask(ranking, model, request, query, draw).among_all(now_ns)
 
 
@@ -207,16 +226,21 @@ class _Ask:
         hits: set[int] = set()
         if self.ranking.policy is not Policy.LOAD_AWARE:
             return hits
-        cards, context, output = self.model.cards, self.query.uncached, self.query.output
+        # `Figures.seconds` of `weighed_less`, written out: a long prompt may have parts on every node.
+        cards, weighed, output = self.model.cards, self.query.uncached, self.query.output
+        context, saved = self.request.context, weighed_less(0, 1)
+        limit = found.limit
         for name, tokens in self.request.cached.items():
             card = cards.get(name)
-            if card is None or card.shelf not in shelves:
+            if tokens < HIT_TOKENS_MIN or card is None or card.shelf not in shelves:
                 continue
-            position, part, _ = card.entry
-            score = part.seconds(max(0, context - tokens), output)
+            position, (backlog, per_prompt, _, _, per_output), _ = card.entry
+            uncached = weighed + saved * (tokens if tokens < context else context)
+            score = backlog + uncached * per_prompt + output * per_output
             hits.add(position)
-            if score <= found.limit:
+            if score <= limit:
                 found.offer(score, [position])
+                limit = found.limit
         return hits
 
     # --- among all --------------------------------------------------------------------------------
@@ -311,7 +335,8 @@ def _only_avoided(judged: Sequence[tuple[Card, Fit]]) -> list[Card]:
 
 
 def _seconds(card: Card, request: PlacementRequest, query: Query) -> float:
-    return card.figures.seconds(uncached_tokens(request, card.node.name), query.output)
+    hit = hit_tokens(request, card.node.name)
+    return card.figures.seconds(weighed_less(query.uncached, hit), query.output)
 
 
 def _sessions(card: Card, _request: PlacementRequest, _query: Query) -> float:

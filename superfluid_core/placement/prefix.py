@@ -1,20 +1,24 @@
 """Which nodes hold which prefix blocks, folded from their reports; answers how much of a context each node has.
 
 A block's name stands for all tokens up to its end (blockhash.py), and nodes forget leaves first: where a block is, all
-blocks before it are. Reports are applied whole, so that this holds between any two of them. Hence the nodes that hold the
-first k blocks of a context only become fewer as k grows, and the places where they do are found by halving: a name is a
-key of one table, whose value is a set of nodes as the bits of an int.
+blocks before it are. Reports are applied whole, so that this holds between any two of them. Hence the nodes that lack the
+k-th block of a context only become more as k grows. A name is a key of one table, whose value is the set of nodes that lack it
+as the bits of an int: as sets grow, so do the numbers, and where they do is found by bisection.
 
-    2,048 names, 50 nodes that hold different parts of them: about 50 * 11 look-ups instead of 2,048 * 50
+    2,048 names, 50 nodes that hold different parts of them: 51 bisections instead of 2,048 * 50 look-ups
 
 Sequence numbers have no gaps: after one, or after more blocks than the node has, nothing is believed until its next snapshot.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+NOBODY_HOLDS = -1
+"""All bits set: the largest of these numbers, which are negative."""
 
 
 class BlockReport(Protocol):
@@ -52,18 +56,27 @@ class _Node:
     pending_blocks: int = 0
 
 
+class _Lacking(dict[bytes, int]):
+    """The nodes that lack a block, by its name: for a name that is not here, all of them."""
+
+    __slots__ = ()
+
+    def __missing__(self, name: bytes) -> int:
+        return NOBODY_HOLDS
+
+
 class PrefixIndex:
     """Blocks of all nodes. Bounded by the sum of their block counts."""
 
     def __init__(self) -> None:
-        self._holders: dict[bytes, int] = {}
+        self._lacking = _Lacking()
         self._nodes: dict[str, _Node] = {}
         self._by_bit: dict[int, str] = {}
         self._free_bits: list[int] = []
 
     def __len__(self) -> int:
         """Count different blocks."""
-        return len(self._holders)
+        return len(self._lacking)
 
     def blocks(self, name: str) -> int:
         """Count the blocks of one node."""
@@ -104,33 +117,20 @@ class PrefixIndex:
 
     def depths(self, chain: Sequence[bytes]) -> dict[str, int]:
         """How many leading blocks of `chain` each node holds; nodes that hold none are left out."""
-        holders, by_bit = self._holders, self._by_bit
+        lacking_of, by_bit = self._lacking.__getitem__, self._by_bit
         found: dict[str, int] = {}
-        last = len(chain) - 1
-        first = holders.get(chain[0], 0) if chain else 0
-        if not first:
-            return found
-        # [low, high]: nodes of `here` hold block `low`, those of `there` also hold block `high`
-        ends = holders.get(chain[last], 0) & first
-        spans = [(0, first, last, ends)] if first != ends else []
-        depths = [(ends, last + 1)]
-        while spans:
-            low, here, high, there = spans.pop()
-            if high == low + 1:
-                depths.append((here & ~there, high))
-                continue
-            middle = (low + high) // 2
-            between = holders.get(chain[middle], 0) & here | there
-            if between != there:
-                spans.append((middle, between, high, there))
-            if here != between:
-                spans.append((low, here, middle, between))
-        for holding, depth in depths:
-            nodes = holding
-            while nodes:
-                bit = nodes.bit_length() - 1
+        depth, count = 0, len(chain)
+        lacking = lacking_of(chain[0]) if chain else NOBODY_HOLDS
+        while lacking != NOBODY_HOLDS:
+            depth = bisect_right(chain, lacking, depth + 1, count, key=lacking_of)
+            # who lacked a block before this one is out, whatever is said of it here
+            after = lacking | lacking_of(chain[depth]) if depth < count else NOBODY_HOLDS
+            gone = after ^ lacking
+            while gone:
+                bit = gone.bit_length() - 1
                 found[by_bit[bit]] = depth
-                nodes ^= 1 << bit
+                gone ^= 1 << bit
+            lacking = after
         return found
 
     # --- reports ----------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class PrefixIndex:
     def _add(self, node: _Node, block: bytes) -> None:
         if block not in node.blocks:
             node.blocks.add(block)
-            self._holders[block] = self._holders.get(block, 0) | 1 << node.bit
+            self._lacking[block] &= ~(1 << node.bit)
 
     def _remove(self, node: _Node, block: bytes) -> None:
         if block in node.blocks:
@@ -177,11 +177,11 @@ class PrefixIndex:
             self._clear(node, block)
 
     def _clear(self, node: _Node, block: bytes) -> None:
-        left = self._holders[block] & ~(1 << node.bit)
-        if left:
-            self._holders[block] = left
+        lacking = self._lacking[block] | 1 << node.bit
+        if lacking == NOBODY_HOLDS:
+            del self._lacking[block]
         else:
-            del self._holders[block]
+            self._lacking[block] = lacking
 
     def _forget(self, node: _Node) -> None:
         """Believe nothing of this node until its next snapshot."""

@@ -4,8 +4,8 @@ A card is one node's offer of one model: its figures, whether it can take an ord
 Cards of one model with equal window and weights form a lot; those that can take something lie on the lot's shelves,
 by the room that they have and by whether their pool is nearly full. `policies.py` asks the shelves, never all nodes.
 
-Nodes that have measured nothing are judged by the mean of those that have. That mean is taken anew when an eighth of
-the fleet has reported other rates, so that one node without rates does not cost a look at all others per report.
+Engines that have measured nothing are judged by the mean of those of the same model that have, and rates near the typical one as
+that. Both are taken anew when an eighth of them has reported other rates, and all cards only when the typical rate has moved.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from superfluid_core.placement.estimate import (
-    PREFILL_RATE_UNKNOWN,
     Curve,
     Figures,
     FleetRates,
     figures,
+    mean_and_typical,
 )
 from superfluid_core.placement.shelves import Entry, SecondsShelf, SessionsShelf, Shelf, TurnShelf
 from superfluid_core.placement.view import (
@@ -34,6 +34,8 @@ from superfluid_core.placement.view import (
 )
 
 RATES_STALE_SHARE = 8
+# Less than this is no news to the other nodes.
+TYPICAL_MOVES = 0.1
 
 
 class Policy(StrEnum):
@@ -61,12 +63,18 @@ class Card:
     entry: Entry
     fit: Fit
     lot: Lot
+    curve: Curve
+    prefill_rate: float = 0.0
     is_high: bool = False
     shelf: Shelf | None = None
 
     @property
     def figures(self) -> Figures:
         return self.entry.figures
+
+    @property
+    def is_measured(self) -> bool:
+        return self.prefill_rate > 0.0 and self.curve.is_known
 
 
 class Lot:
@@ -92,13 +100,35 @@ class Lot:
 
 @dataclass(slots=True)
 class ModelCards:
-    """All cards of one model, by node."""
+    """All cards of one model, by node, and the mean of their rates; `news` counts those that it does not know yet."""
 
     cards: dict[str, Card] = field(default_factory=dict)
     lots: dict[tuple[int, str], Lot] = field(default_factory=dict)
+    unmeasured: dict[str, None] = field(default_factory=dict)
+    rates: FleetRates | None = None
+    news: int = 0
 
     def in_order(self) -> list[Card]:
         return sorted(self.cards.values(), key=lambda card: card.entry.position)
+
+    def is_stale(self) -> bool:
+        """Say whether the mean has to be taken anew."""
+        if self.rates is None:
+            return True
+        return self.news >= max(1, len(self.cards) // RATES_STALE_SHARE)
+
+    def take_mean(self) -> bool:
+        """Take mean and typical rate anew; True when the typical one is another, which concerns every card."""
+        self.news = 0
+        known = [card.prefill_rate for card in self.cards.values() if card.prefill_rate > 0.0]
+        curves = [card.curve for card in self.cards.values() if card.curve.is_known]
+        mean, _, typical = mean_and_typical(known, curves)
+        before = None if self.rates is None else self.rates.typical
+        if before is not None and abs(typical - before) <= TYPICAL_MOVES * before:
+            self.rates = FleetRates(mean, curves, before)
+            return False
+        self.rates = FleetRates(mean, curves, typical)
+        return True
 
 
 @dataclass(slots=True)
@@ -106,14 +136,8 @@ class _Known:
     """What was last seen of a node."""
 
     node: NodeView
-    offers: Mapping[str, Offer]
-    curve: Curve
-    prefill_rate: float
+    offers: Mapping[str, Offer] = field(default_factory=dict)
     cards: list[Card] = field(default_factory=list)
-
-    @property
-    def is_measured(self) -> bool:
-        return self.prefill_rate > 0.0 and self.curve.is_known
 
 
 class Ranking:
@@ -125,22 +149,12 @@ class Ranking:
         self.limits = limits
         self.order = list(view.nodes)
         self._view = view
-        self._known = {
-            node.name: _Known(node, {}, Curve(node.load.decode_rates), node.load.prefill_rate)
-            for node in view.nodes.values()
-        }
-        self._unmeasured = {n: None for n, known in self._known.items() if not known.is_measured}
+        self._known = {node.name: _Known(node) for node in view.nodes.values()}
         self._busy: dict[str, None] = {}
-        self._rates = self._mean_rates()
-        self._news = 0
         self._now_ns = 0
         view.changed.clear()
         for name in self.order:
             view.changed[name] = None
-
-    @property
-    def rates(self) -> FleetRates:
-        return self._rates
 
     def refresh(self, now_ns: int) -> None:
         """Look again at what changed, and at who is no longer busy."""
@@ -152,14 +166,11 @@ class Ranking:
                     changed[name] = None
         if not changed:
             return
-        for name in changed:
-            self._note_rates(self._known[name])
-        if self._news and self._unmeasured:
-            stale = max(1, len(self.order) // RATES_STALE_SHARE)
-            if self._news >= stale:
-                self._news = 0
-                self._rates = self._mean_rates()
-                changed.update(self._unmeasured)
+        for model in self._news():
+            cards = self.models[model]
+            if cards.is_stale():
+                concerned = cards.cards if cards.take_mean() else cards.unmeasured
+                changed.update(dict.fromkeys(concerned))
         for name in changed:
             self._look(self._known[name])
         changed.clear()
@@ -170,35 +181,44 @@ class Ranking:
 
     # --- looking ----------------------------------------------------------------------------------
 
-    def _note_rates(self, known: _Known) -> None:
-        load = known.node.load
-        if load.decode_rates != known.curve.rates:
-            known.curve = Curve(load.decode_rates)
-            self._news += 1
-        if load.prefill_rate != known.prefill_rate:
-            known.prefill_rate = load.prefill_rate
-            self._news += 1
-        if known.is_measured:
-            self._unmeasured.pop(known.node.name, None)
-        else:
-            self._unmeasured[known.node.name] = None
+    def _news(self) -> dict[str, None]:
+        """Note what those that changed offer and measure; returns the models of which there is news."""
+        found: dict[str, None] = {}
+        for name in self._view.changed:
+            known = self._known[name]
+            if known.node.offers is not known.offers:
+                self._deal(known)
+            for card in known.cards:
+                if self._note_rates(card):
+                    found[card.model] = None
+        return found
 
-    def _mean_rates(self) -> FleetRates:
-        prefill = [k.prefill_rate for k in self._known.values() if k.prefill_rate > 0.0]
-        curves = [known.curve for known in self._known.values() if known.curve.is_known]
-        return FleetRates(sum(prefill) / len(prefill) if prefill else PREFILL_RATE_UNKNOWN, curves)
+    def _note_rates(self, card: Card) -> bool:
+        """Note what the card's engine has measured; True when that is news, or when its model has no mean yet."""
+        cards, load = self.models[card.model], card.node.work(card.offer).load
+        before = cards.news
+        if load.decode_rates != card.curve.rates:
+            card.curve = Curve(load.decode_rates)
+            cards.news += 1
+        if load.prefill_rate != card.prefill_rate:
+            card.prefill_rate = load.prefill_rate
+            cards.news += 1
+        if cards.news != before:
+            if card.is_measured:
+                cards.unmeasured.pop(card.node.name, None)
+            else:
+                cards.unmeasured[card.node.name] = None
+        return cards.news != before or cards.rates is None
 
     def _look(self, known: _Known) -> None:
         node = known.node
-        if node.offers is not known.offers:
-            self._deal(known)
         is_busy = node.busy_until_ns > self._now_ns
         if is_busy:
             self._busy[node.name] = None
         else:
             self._busy.pop(node.name, None)
         for card in known.cards:
-            self._judge(card, known.curve, is_busy=is_busy)
+            self._judge(card, is_busy=is_busy)
 
     def _deal(self, known: _Known) -> None:
         """Make the node's cards anew: it offers other models."""
@@ -208,6 +228,7 @@ class Ranking:
             card.lot.counts[card.fit] -= 1
             cards = self.models[card.model]
             del cards.cards[node.name]
+            cards.unmeasured.pop(node.name, None)
             if not any(card.lot.counts.values()):
                 del cards.lots[card.lot.window, card.lot.weights]
             if not cards.cards:
@@ -221,12 +242,13 @@ class Ranking:
         if lot is None:
             lot = cards.lots[offer.window, offer.weights] = Lot(offer, self.policy)
         entry = Entry(self._view.positions[node.name], Figures(0.0, 0.0, 0.0, 0.0, 0.0), 0)
-        card = Card(node, model, offer, entry, Fit.DOWN, lot)
+        card = Card(node, model, offer, entry, Fit.DOWN, lot, Curve(()))
         lot.counts[Fit.DOWN] += 1
         cards.cards[node.name] = card
+        cards.unmeasured[node.name] = None
         return card
 
-    def _judge(self, card: Card, curve: Curve, *, is_busy: bool) -> None:
+    def _judge(self, card: Card, *, is_busy: bool) -> None:
         """Compute one card anew and put it where it belongs."""
         _take_off(card)
         node, offer, lot = card.node, card.offer, card.lot
@@ -241,9 +263,11 @@ class Ranking:
             lot.counts[card.fit] -= 1
             lot.counts[verdict] += 1
             card.fit = verdict
-        part = figures(node, offer, curve, self._rates)
-        card.entry = Entry(card.entry.position, part, node.in_progress)
-        card.is_high = node.pool_pct(offer) >= self.limits.pool_high_pct
+        rates, work = self.models[card.model].rates, node.work(offer)
+        assert rates is not None, "a model whose cards are judged has a mean"
+        part = figures(node, offer, card.curve, rates)
+        card.entry = Entry(card.entry.position, part, work.in_progress)
+        card.is_high = work.pool_pct(offer) >= self.limits.pool_high_pct
         if room is not Room.NONE and verdict is not Fit.BUSY:
             card.shelf = lot.shelves[room, card.is_high]
             card.shelf.add(card.entry)

@@ -7,7 +7,7 @@ reported: the link keeps order, so no clock is compared. It is released once, ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ from superfluid_core.placement.view import (
     FleetView,
     Load,
     NodeView,
+    OtherWork,
     PlacementLimits,
     PlacementRequest,
 )
@@ -26,6 +27,7 @@ class Reservation:
     """One session's hold on one node. Leaving its context, or `release`, gives everything back."""
 
     __slots__ = (
+        "_held",
         "_is_acknowledged",
         "_is_released",
         "_is_reported",
@@ -33,19 +35,22 @@ class Reservation:
         "_tokens",
         "node",
         "qos",
+        "tenant",
     )
 
     def __init__(self, node: NodeView, request: PlacementRequest) -> None:
         self.node = node
         self.qos = request.qos
+        self.tenant = request.tenant
         self._tokens = max(0, request.context - request.cached.get(node.name, 0))
         self._reprefills = 1 if request.is_move else 0
         self._is_acknowledged = False
         self._is_reported = False
         self._is_released = False
-        held = node.held
+        # the engine that serves the model
+        self._held = held = node.work(node.offers[request.model]).held
         held.sessions += 1
-        held.by_class[self.qos] += 1
+        self._count(1)
         held.reprefills += self._reprefills
         held.unreported_sessions += 1
         held.unreported_tokens += self._tokens
@@ -73,14 +78,15 @@ class Reservation:
     def started(self) -> None:
         """Note the first token: the session no longer prefills."""
         if self._reprefills and not self._is_released:
-            self.node.held.reprefills -= self._reprefills
+            self._held.reprefills -= self._reprefills
             self._reprefills = 0
             self.node.touch()
 
     def set_qos(self, qos: QosClass) -> None:
         if not self._is_released:
-            self.node.held.by_class[self.qos] -= 1
-            self.node.held.by_class[qos] += 1
+            self._count(-1)
+            self.qos = qos
+            self._count(1)
             self.node.touch()
         self.qos = qos
 
@@ -89,8 +95,8 @@ class Reservation:
         if not self._is_acknowledged or self._is_reported or self._is_released:
             return
         self._is_reported = True
-        self.node.held.unreported_sessions -= 1
-        self.node.held.unreported_tokens -= self._tokens
+        self._held.unreported_sessions -= 1
+        self._held.unreported_tokens -= self._tokens
         self.node.touch()
 
     def release(self) -> None:
@@ -98,9 +104,9 @@ class Reservation:
         if self._is_released:
             return
         self._is_released = True
-        held = self.node.held
+        held = self._held
         held.sessions -= 1
-        held.by_class[self.qos] -= 1
+        self._count(-1)
         held.reprefills -= self._reprefills
         if self._is_reported:
             held.departed += 1
@@ -108,6 +114,15 @@ class Reservation:
             held.unreported_sessions -= 1
             held.unreported_tokens -= self._tokens
         self.node.touch()
+
+    def _count(self, change: int) -> None:
+        """Count this session in its class and in its tenant's."""
+        held, qos = self._held, self.qos
+        held.by_class[qos] += change
+        counts = held.by_tenant.setdefault(self.tenant, [0] * len(QosClass))
+        counts[qos] += change
+        if not any(counts):
+            del held.by_tenant[self.tenant]
 
 
 class Placed(NamedTuple):
@@ -117,10 +132,21 @@ class Placed(NamedTuple):
     reservation: Reservation
 
 
-def fold_load(node: NodeView, load: Load, reservations: Iterable[Reservation]) -> None:
-    """Take a new report: it covers the acknowledged reservations and forgets those that have departed."""
+def fold_load(
+    node: NodeView,
+    load: Load,
+    reservations: Iterable[Reservation],
+    others: Mapping[int, Load] | None = None,
+) -> None:
+    """Take a new report: it covers the acknowledged reservations and forgets those that have departed.
+
+    `load` is the first engine's, `others` are those of the engines beside it, by number.
+    """
     node.load = load
-    node.held.departed = 0
+    for number, other in (others or {}).items():
+        node.others.setdefault(number, OtherWork()).load = other
+    for work in node.works:
+        work.held.departed = 0
     node.touch()
     for reservation in reservations:
         reservation.covered()

@@ -7,6 +7,9 @@ folds messages in, and a missing or old report never makes a node unusable, only
 node is noted with the fleets that it is part of, so that what was computed of it (`ranking.py`) is computed again, once.
 
     sessions in progress = reported (lanes + queue) - departed since + reserved and not yet reported
+
+A node may have several engines, each with lanes, pool and rates of its own; an offer says which one serves it. All that is known
+of one engine is a `Work`: the first one's is the node's own, the others stand beside it.
 """
 
 from __future__ import annotations
@@ -27,18 +30,23 @@ _UNSET = object()
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One model as one node serves it; `weights` names the exact numbers."""
+    """One model as one node serves it; `weights` names the exact numbers, `engine` numbers the node's engine that has them.
+
+    `tenant_lanes` is the most lanes that its scheduler gives one tenant, 0 when all.
+    """
 
     weights: str
     window: int
     lanes: int
     block_tokens: int = 16
     blocks: int = 0
+    engine: int = 0
+    tenant_lanes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The last report of a node. Rates are tokens a second, 0.0 while unknown."""
+    """The last report of an engine. Rates are tokens a second, 0.0 while unknown."""
 
     lanes_busy: int = 0
     queued: int = 0
@@ -51,53 +59,29 @@ class Load:
 
 @dataclass(slots=True)
 class Held:
-    """What this head holds on one node. Changed by `reserve.py` only.
+    """What this head holds on one engine. Changed by `reserve.py` only.
 
     `unreported_*` is the part that no load report covers yet; `departed` counts the sessions that a report still holds
-    although they have ended. `reprefills` are moved sessions that have not produced a token there yet.
+    although they have ended. `reprefills` are moved sessions that have not produced a token there yet. `by_tenant` are
+    sessions by class of each tenant that has any.
     """
 
     sessions: int = 0
     by_class: list[int] = field(default_factory=lambda: [0] * len(QosClass))
+    by_tenant: dict[str, list[int]] = field(default_factory=dict)
     reprefills: int = 0
     unreported_sessions: int = 0
     unreported_tokens: int = 0
     departed: int = 0
 
 
-@dataclass(slots=True)
-class NodeView:
-    """One node: what it serves, whether it may be used, how loaded it is.
+class Work:
+    """How loaded one engine is: its last report, and what this head has reserved on it."""
 
-    `is_up` means that a link stands and the node answers; `is_ready` that its circuit lets sessions through. `allowance`
-    is the share of its lanes that may be used while it warms up after a fault; `busy_until_ns` follows a busy refusal.
-    Fields are replaced, never changed in place: `held` alone is, by `reserve.py`, which says so (`touch`).
-    """
+    __slots__ = ()
 
-    name: str
-    offers: Mapping[str, Offer] = field(default_factory=dict)
-    sessions_max: int = 0
-    is_up: bool = False
-    is_suspect: bool = False
-    is_draining: bool = False
-    is_ready: bool = True
-    allowance: float = 1.0
-    busy_until_ns: int = 0
-    load: Load = Load()
-    held: Held = field(default_factory=Held)
-    watchers: tuple[dict[str, None], ...] = ()
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if getattr(self, name, _UNSET) is value:
-            return
-        object.__setattr__(self, name, value)
-        for changed in getattr(self, "watchers", ()):
-            changed[self.name] = None
-
-    def touch(self) -> None:
-        """Note that `held` changed."""
-        for changed in self.watchers:
-            changed[self.name] = None
+    load: Load
+    held: Held
 
     @property
     def in_progress(self) -> int:
@@ -115,6 +99,73 @@ class NodeView:
             return 0
         coming = self.held.unreported_tokens // max(1, offer.block_tokens)
         return 100 * (self.load.blocks_used + coming) // total
+
+
+@dataclass(slots=True)
+class OtherWork(Work):
+    """An engine beside a node's first one."""
+
+    load: Load = Load()
+    held: Held = field(default_factory=Held)
+
+
+@dataclass(slots=True)
+class NodeView(Work):
+    """One node: what it serves, whether it may be used, how loaded it is.
+
+    `is_up` means that a link stands and the node answers; `is_ready` that its circuit lets sessions through. `allowance`
+    is the share of its lanes that may be used while it warms up after a fault; `busy_until_ns` follows a busy refusal.
+    `load` and `held` are its first engine's, `others` the works of those beside it, by number. Fields are replaced, never changed in
+    place: `held` and `others` alone are, by `reserve.py`, which says so (`touch`).
+    """
+
+    name: str
+    offers: Mapping[str, Offer] = field(default_factory=dict)
+    sessions_max: int = 0
+    is_up: bool = False
+    is_suspect: bool = False
+    is_draining: bool = False
+    is_ready: bool = True
+    allowance: float = 1.0
+    busy_until_ns: int = 0
+    load: Load = Load()
+    held: Held = field(default_factory=Held)
+    others: dict[int, OtherWork] = field(default_factory=dict)
+    watchers: tuple[dict[str, None], ...] = ()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if getattr(self, name, _UNSET) is value:
+            return
+        object.__setattr__(self, name, value)
+        for changed in getattr(self, "watchers", ()):
+            changed[self.name] = None
+
+    def touch(self) -> None:
+        """Note that `held` or `others` changed."""
+        for changed in self.watchers:
+            changed[self.name] = None
+
+    def work(self, offer: Offer) -> Work:
+        """Return the work of the engine that serves `offer`."""
+        if not offer.engine:
+            return self
+        found = self.others.get(offer.engine)
+        if found is None:
+            found = self.others[offer.engine] = OtherWork()
+        return found
+
+    @property
+    def works(self) -> tuple[Work, ...]:
+        return (self, *self.others.values())
+
+    @property
+    def sessions(self) -> int:
+        """Sessions that this head holds on all engines."""
+        return sum(work.held.sessions for work in self.works) if self.others else self.held.sessions
+
+    @property
+    def reprefills(self) -> int:
+        return sum(work.held.reprefills for work in self.works)
 
 
 class FleetView:
@@ -172,6 +223,7 @@ class PlacementRequest:
     avoid: frozenset[str] = frozenset()
     is_move: bool = False
     cached: Mapping[str, int] = field(default_factory=dict)
+    tenant: str = ""
 
     @property
     def context(self) -> int:
@@ -200,12 +252,13 @@ class Fit(StrEnum):
     WINDOW = "window too small"
     BUSY = "said that it is busy"
     FULL = "lanes full"
+    TENANT = "enough sessions of this tenant"
     REPREFILLS = "enough moved sessions prefilling"
 
     @property
     def is_passing(self) -> bool:
         """True when only load stands in the way: the request may wait for this node."""
-        return self in (Fit.BUSY, Fit.FULL, Fit.REPREFILLS)
+        return self in (Fit.BUSY, Fit.FULL, Fit.TENANT, Fit.REPREFILLS)
 
 
 def fit(node: NodeView, request: PlacementRequest, limits: PlacementLimits, now_ns: int) -> Fit:
@@ -217,7 +270,9 @@ def fit(node: NodeView, request: PlacementRequest, limits: PlacementLimits, now_
         return Fit.BUSY
     if not _has_room(node, node.offers[request.model], request, limits):
         return Fit.FULL
-    if request.is_move and node.held.reprefills >= limits.reprefills_per_node:
+    if is_tenant_full(node, request, limits):
+        return Fit.TENANT
+    if request.is_move and node.reprefills >= limits.reprefills_per_node:
         return Fit.REPREFILLS
     return Fit.CAPABLE
 
@@ -254,21 +309,39 @@ class Room(StrEnum):
 
 
 def room_of(node: NodeView, offer: Offer, limits: PlacementLimits) -> Room:
-    """Lanes and a little more; an interactive session may go over it where it can preempt a lower class."""
-    held = node.held
+    """Lanes and a little more; an interactive session may go over it where it can preempt a lower class.
+
+    The lanes are the engine's own; the most sessions that a node takes from one head count over all its engines.
+    """
+    held = node.work(offer).held
     if node.allowance < 1.0:
         lanes = max(1, int(offer.lanes * node.allowance))
         return Room.OPEN if held.sessions < lanes else Room.NONE
-    most = offer.lanes + limits.sessions_over_lanes
-    if node.sessions_max > 0:
-        most = min(most, node.sessions_max)
-    if held.sessions < most:
+    is_full = 0 < node.sessions_max <= node.sessions
+    if held.sessions < offer.lanes + limits.sessions_over_lanes and not is_full:
         return Room.OPEN
     ceiling = node.sessions_max or 2 * offer.lanes
+    if node.others:
+        ceiling = max(2 * offer.lanes, offer.lanes + limits.sessions_over_lanes)
     interactive = held.by_class[QosClass.INTERACTIVE]
-    if interactive < offer.lanes and held.sessions < ceiling:
+    if interactive < offer.lanes and held.sessions < ceiling and not is_full:
         return Room.INTERACTIVE
     return Room.NONE
+
+
+def is_tenant_full(node: NodeView, request: PlacementRequest, limits: PlacementLimits) -> bool:
+    """Say whether more of this tenant would wait at the node although lanes are free there, in the place of others.
+
+    As many wait there as of everybody, so what the cap leaves free of the lanes is left free of the node's places too.
+    Interactive sessions preempt, so only others of theirs stand in their way.
+    """
+    offer = node.offers[request.model]
+    counts = node.work(offer).held.by_tenant.get(request.tenant)
+    if counts is None or not 0 < offer.tenant_lanes < offer.lanes:
+        return False
+    is_interactive = request.qos is QosClass.INTERACTIVE
+    there = counts[QosClass.INTERACTIVE] if is_interactive else sum(counts)
+    return there >= offer.tenant_lanes + limits.sessions_over_lanes
 
 
 def fits_window(offer: Offer, request: PlacementRequest) -> bool:

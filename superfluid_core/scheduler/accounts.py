@@ -13,7 +13,7 @@ from superfluid_core.blockhash import block_hash
 from superfluid_core.kv.blocks import BlockPool, PoolShape
 from superfluid_core.kv.park import ParkStore
 from superfluid_core.kv.prefix import PrefixCache
-from superfluid_core.scheduler.records import Session
+from superfluid_core.scheduler.records import BlockKey, Session
 
 
 class Accounts:
@@ -47,21 +47,22 @@ class Accounts:
     # --- the prefix -------------------------------------------------------------------------------
 
     def _name(self, session: Session, index: int) -> bytes:
-        """Return the chain hash of a full block of the context, computed once."""
-        chain = session.chain
-        size = self.shape.block_tokens
-        while len(chain) <= index:
-            start = len(chain) * size
-            parent = chain[-1] if chain else session.root
-            chain.append(block_hash(parent, session.context[start : start + size]))
-        return chain[index]
+        """Return the chain hash of a full block of the context."""
+        return self._key(session, index)[0]
 
-    def _key(self, session: Session, index: int) -> tuple[bytes, bytes, tuple[int, ...]]:
-        """Return what a full block is found and verified by: its name, its parent's, its tokens."""
-        name = self._name(session, index)
-        parent = session.chain[index - 1] if index else session.root
+    def _key(self, session: Session, index: int) -> BlockKey:
+        """Return what a full block is found and verified by: its name, its parent's, its tokens. Computed once."""
+        chain = session.chain
+        if index < len(chain):
+            return chain[index]
         size = self.shape.block_tokens
-        return name, parent, tuple(session.context[index * size : index * size + size])
+        parent = chain[-1][0] if chain else session.root
+        for start in range(len(chain) * size, (index + 1) * size, size):
+            tokens = tuple(session.context[start : start + size])
+            name = block_hash(parent, tokens)
+            chain.append((name, parent, tokens))
+            parent = name
+        return chain[index]
 
     def _find(self, session: Session, index: int) -> int | None:
         return self.cache.find(*self._key(session, index))
@@ -158,6 +159,8 @@ class Accounts:
     def publish(self, session: Session) -> None:
         """Make every block findable that is full by now; where another was first, move over to it."""
         full = session.computed // self.shape.block_tokens
+        if session.published >= full:
+            return
         while session.published < full and not session.is_private:
             index = session.published
             name, parent, tokens = self._key(session, index)
@@ -173,6 +176,11 @@ class Accounts:
                 session.blocks[index] = block
                 session.table = None
             session.published += 1
+
+    def next_due(self, session: Session) -> int:
+        """Say at which length of its context a decoding session has filled its next block, or ends."""
+        size = self.shape.block_tokens
+        return min(session.context_limit, (session.computed // size + 1) * size + 1)
 
     # --- opening and closing ----------------------------------------------------------------------
 

@@ -6,10 +6,13 @@ reported less. A session's first token leaves with the step that made it (S2), a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import compress
+
 from superfluid_core.errors import ErrorCode
 from superfluid_core.scheduler.plan import (
     Effect,
-    Emit,
+    Emits,
     LaneFault,
     Progress,
     StepDone,
@@ -17,8 +20,8 @@ from superfluid_core.scheduler.plan import (
     TickOutcome,
 )
 from superfluid_core.scheduler.records import Phase, Session
-from superfluid_core.scheduler.state import Flight, State
-from superfluid_core.session import FinishReason, TokenLogprobs
+from superfluid_core.scheduler.state import Column, Flight, State
+from superfluid_core.session import FinishReason
 
 _REFUSALS_MAX = 2
 
@@ -80,7 +83,7 @@ def _on_refusal(state: State, flight: Flight) -> list[Effect]:
     while state.accounts.cache.evict_one(to_host=False):
         pass
     state.trim_all()
-    live = [each for lane, each in flight.lanes.items() if each.lane == lane]
+    live = list(flight.lanes.values())
     if state.refusals <= _REFUSALS_MAX or len(live) != 1:
         return []
     state.refusals = 0
@@ -95,7 +98,7 @@ def _commit_prompt(
     for lane, tokens in step.prefilled:
         total += tokens
         session = flight.lanes.get(lane)
-        if session is None or session.lane != lane:
+        if session is None:
             continue
         again = min(tokens, max(0, session.recompute_below - session.computed))
         session.computed += tokens
@@ -115,48 +118,72 @@ def _commit_prompt(
 def _commit_tokens(state: State, flight: Flight, step: StepDone, effects: list[Effect]) -> int:
     """Write the ids that the step drew; returns how many of them counted.
 
-    The hot loop of the scheduler: every decoding lane passes here in every step.
+    The hot loop of the scheduler: every decoding lane passes here in every step, and mostly it only gets longer. What
+    else may happen to it happens when its context reaches `due` (a block is full, its last token) or at a stop id.
     """
-    lanes = flight.lanes
-    accounts = state.accounts
-    size = accounts.shape.block_tokens
+    ids, logprobs = step.ids, step.logprobs
+    column = flight.column
+    if column is not None and column.lanes == step.lanes:
+        column.indices = [index + 1 for index in column.indices]
+    else:
+        column = flight.column = _column(flight, step.lanes)
+        if len(column.sessions) < len(ids):
+            # somebody left: this column's places are not those of any step to come
+            flight.column = None
+            here = [lane in flight.lanes for lane in step.lanes]
+            ids = list(compress(ids, here))
+            logprobs = None if logprobs is None else list(compress(logprobs, here))
+    sessions = column.sessions
+    if not sessions:
+        return 0
+    effects.append(Emits(column.keys, column.indices, ids, logprobs))
     policy = state.queues.policy
     charges = policy.charges
-    logprobs = step.logprobs
-    logprob: TokenLogprobs | None = None
-    decoded = 0
-    for place, (lane, token) in enumerate(zip(step.lanes, step.ids, strict=True)):
-        session = lanes.get(lane)
-        if session is None or session.lane != lane:
-            continue
-        decoded += 1
-        spec = session.spec
+    for session, token in zip(sessions, ids, strict=True):
         context = session.context
-        length = len(context)
-        is_first = session.phase is Phase.PREFILLING
-        if not is_first:
-            session.computed = length
-            if not length % size:
-                accounts.publish(session)
         context.append(token)
-        if is_first:
-            state.promote_to_decode(session, session.computed)
-        if logprobs is not None:
-            logprob = logprobs[place]
-        effects.append(Emit(spec.key, length - session.prompt, token, logprob))
         session.meter[1] += 1
         if charges:
             policy.on_tokens(session, 0, 1)
-        if token in spec.stop_ids and length - session.prompt >= spec.min_output:
-            retire(state, session, FinishReason.STOP, effects, stop_id=token)
-        elif length + 1 >= session.context_limit:
-            retire(state, session, FinishReason.LENGTH, effects)
-    return decoded
+        if len(context) >= session.due or token in session.spec.stop_ids:
+            _reach(state, session, token, effects)
+        else:
+            session.computed += 1
+    return len(sessions)
+
+
+def _column(flight: Flight, lanes: Sequence[int]) -> Column:
+    """Find who of `lanes` is still here."""
+    here = flight.lanes
+    sessions = [here[lane] for lane in lanes if lane in here]
+    return Column(
+        lanes,
+        sessions,
+        [session.spec.key for session in sessions],
+        [len(session.context) - session.prompt for session in sessions],
+    )
+
+
+def _reach(state: State, session: Session, token: int, effects: list[Effect]) -> None:
+    """Judge a token that means more: the first one, one behind a full block, the last one."""
+    context = session.context
+    if session.phase is Phase.PREFILLING:
+        state.promote_to_decode(session, session.computed)
+    else:
+        session.computed = len(context) - 1
+        if not session.computed % state.accounts.shape.block_tokens:
+            state.accounts.publish(session)
+        session.due = state.accounts.next_due(session)
+    spec = session.spec
+    if token in spec.stop_ids and session.output > spec.min_output:
+        retire(state, session, FinishReason.STOP, effects, stop_id=token)
+    elif len(context) >= session.context_limit:
+        retire(state, session, FinishReason.LENGTH, effects)
 
 
 def _commit_fault(state: State, flight: Flight, fault: LaneFault, effects: list[Effect]) -> None:
     session = flight.lanes.get(fault.lane)
-    if session is None or session.lane != fault.lane:
+    if session is None:
         return
     effects.append(state.finish(session, FinishReason.ERROR, code=fault.code, text=fault.text))
     _free_engine(state, effects)
@@ -178,5 +205,5 @@ def retire(
 def _free_engine(state: State, effects: list[Effect]) -> None:
     """Stop the tick after a lane's end when somebody waits for the lane, or nobody is left in it."""
     flight = state.flight
-    if flight is not None and (len(state.queues) or not flight.live):
+    if flight is not None and (len(state.queues) or not flight.lanes):
         state.interrupt(effects)

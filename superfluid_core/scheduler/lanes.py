@@ -55,6 +55,7 @@ class Lanes:
         session.admitted_tick = tick
         session.admitted_ns = now_ns
         session.phase = Phase.PREFILLING
+        session.due = 0
         self.prefilling[session.lane] = session
         self._unstarted[session.lane] = session
         self._count(session, 1)

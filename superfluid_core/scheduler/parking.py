@@ -20,15 +20,28 @@ class Returned(NamedTuple):
     restored: int
 
 
+def own_positions(accounts: Accounts, session: Session) -> int:
+    """Positions with KV behind those that others hold too: what a preemption takes from an active session."""
+    first = _first_own(accounts, session)
+    return 0 if first is None else session.computed - first * accounts.shape.block_tokens
+
+
+def _first_own(accounts: Accounts, session: Session) -> int | None:
+    """Find the first filled block that nobody else holds."""
+    filled = accounts.blocks_for(session.computed)
+    references = accounts.pool.references
+    places = enumerate(session.blocks[:filled])
+    return next((place for place, each in places if references(each) == 1), None)
+
+
 def put_away(accounts: Accounts, session: Session) -> bool:
     """Copy out what an active session alone holds; False when there is no room. Called before its blocks are closed."""
     if session.imports or not session.computed or session.spec.prompt_logprobs is not None:
         return False
-    filled = session.blocks[: accounts.blocks_for(session.computed)]
-    references = accounts.pool.references
-    first = next((place for place, each in enumerate(filled) if references(each) == 1), None)
+    first = _first_own(accounts, session)
     if first is None:
         return False
+    filled = session.blocks[: accounts.blocks_for(session.computed)]
     ticket = accounts.park.keep(filled[first:][::-1])
     if ticket is None:
         return False

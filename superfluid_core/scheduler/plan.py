@@ -12,7 +12,7 @@ sampled id is the one input that is still to be fed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -60,9 +60,9 @@ class LaneFault:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepDone:
-    """One forward pass is done. Parallel columns: `ids[i]` was sampled in `lanes[i]`.
+    """One forward pass is done. Parallel columns: `ids[i]` was sampled in `lanes[i]`. Nobody changes it.
 
     `prefilled` holds (lane, prompt tokens computed in this step). `logprobs` is parallel to `lanes` or None when no
     lane asked. `tokens` is the number of rows of the step; `elapsed_ns` its duration.
@@ -117,7 +117,9 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Refuse new sessions from now on; those that are here run on."""
+    """Refuse new sessions from now on; those that are here run on. `is_over`: take new ones again."""
+
+    is_over: bool = False
 
 
 Input = Submit | Cancel | SetQos | StepDone | TickDone | Pressure | Drain
@@ -146,15 +148,30 @@ class Progress:
 
 @dataclass(slots=True)
 class Emit:
-    """One output id. `index` counts from the session's first output, delivered ones included.
-
-    Not frozen, like `LanePlan`: every lane makes one in every step, and a frozen one costs four times as much to make. Nobody changes it.
-    """
+    """One output id, a row of `Emits`. Nobody changes it. `index` counts from the session's first output, delivered ones included."""
 
     key: SessionKey
     index: int
     token: int
     logprobs: TokenLogprobs | None
+
+
+@dataclass(slots=True)
+class Emits:
+    """All output ids of one forward pass, at most one a session, as parallel columns; iterating gives rows.
+
+    Columns, for an object per lane and step is most of what a step would cost. Nobody changes them: the next step's may
+    share them. `logprobs` is None when no lane asked.
+    """
+
+    keys: Sequence[SessionKey]
+    indices: Sequence[int]
+    ids: Sequence[int]
+    logprobs: Sequence[TokenLogprobs | None] | None = None
+
+    def __iter__(self) -> Iterator[Emit]:
+        logprobs = self.logprobs or (None,) * len(self.keys)
+        return map(Emit, self.keys, self.indices, self.ids, logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +203,7 @@ class Interrupt:
     tick: int
 
 
-Effect = Accepted | Progress | Emit | Finish | Reject | Interrupt
+Effect = Accepted | Progress | Emits | Finish | Reject | Interrupt
 
 # --- the plan -------------------------------------------------------------------------------------
 

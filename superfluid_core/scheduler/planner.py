@@ -86,7 +86,7 @@ def plan_drops(state: State) -> TickPlan:
     state.tick += 1
     drops, outs, ins = state.accounts.park.drain()
     made = TickPlan(state.tick, (), 0, park_out=_parks(outs), park_in=_parks(ins), park_drop=drops)
-    state.flight = Flight(made, {}, 0)
+    state.flight = Flight(made, {})
     return made
 
 
@@ -316,7 +316,7 @@ def _launch(
         park_drop=drops,
         batch_invariant=is_solo,
     )
-    state.flight = Flight(made, flight, len(flight))
+    state.flight = Flight(made, flight)
     state.counters.ticks += 1
     state.counters.prefill_budget_tokens = cap.tokens
     state.counters.decode_grant_tokens = granted

@@ -87,7 +87,8 @@ class Fair(Fifo):
     """The tenant that was served least first: a virtual token counter per tenant, charged as tokens are computed.
 
     A tenant that becomes active is lifted to the smallest counter of the active ones: it has no claim from its idle
-    time, and no debt is forgiven by leaving for a moment. A tenant of weight w is charged a w-th of its tokens.
+    time, and no debt is forgiven by leaving for a moment. A tenant of weight w is charged a w-th of its tokens;
+    weights come with the sessions, unless the node has its own for that tenant.
     """
 
     charges = True
@@ -113,7 +114,7 @@ class Fair(Fifo):
     def on_tokens(self, session: Session, prompt: int, output: int) -> None:
         tenant = session.spec.tenant
         charge = (prompt * self._weights[0] + output * self._weights[1]) * _WHOLE_SHARE
-        owed = charge // self._shares.get(tenant, 1)
+        owed = charge // self._shares.get(tenant, session.spec.weight)
         self._counters[tenant] = self._counters.get(tenant, 0) + owed
 
     def on_finish(self, session: Session) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from superfluid_core.scheduler.parking import put_away
+from superfluid_core.kv.blocks import PoolShape
+from superfluid_core.scheduler.parking import own_positions, put_away
+from superfluid_core.scheduler.rates import Rates
 from superfluid_core.scheduler.records import Phase, Session
 from superfluid_core.scheduler.rules import PreemptMode, Victim
 from superfluid_core.scheduler.state import State
@@ -27,7 +29,7 @@ class Cause(StrEnum):
 
 def preempt(state: State, victim: Session, now_ns: int, cause: Cause) -> None:
     """Take lane and blocks from a victim; its KV goes to the host where that pays and there is room."""
-    is_swapped = is_worth_parking(state) and put_away(state.accounts, victim)
+    is_swapped = is_worth_parking(state, victim) and put_away(state.accounts, victim)
     state.preempt(victim, now_ns)
     counters = state.counters
     match cause:
@@ -42,21 +44,30 @@ def preempt(state: State, victim: Session, now_ns: int, cause: Cause) -> None:
             counters.swapped_for_pressure += is_swapped
 
 
-def is_worth_parking(state: State) -> bool:
-    """Weigh moving KV out and in again against computing it again; both grow with the tokens, so one of them decides for all.
-
-    `auto` computes again while a rate is unknown: nothing was measured, and nothing can be lost but time.
-    """
+def is_worth_parking(state: State, victim: Session) -> bool:
+    """Weigh moving the victim's KV out and in again against computing it again; for what the victim alone holds."""
     mode = state.rules.preempt_mode
     if not state.accounts.park.is_open:
         return False
     if mode is not PreemptMode.AUTO:
         return mode is PreemptMode.SWAP
-    shape = state.accounts.shape
-    token_ns = state.rates.prefill_ns(1_000_000) / 1_000_000
-    if not shape.host_copy_bytes_per_s or not token_ns:
+    lanes = len(state.lanes.decoding) + (victim.phase is not Phase.DECODING)
+    tokens = own_positions(state.accounts, victim)
+    return swap_pays(state.accounts.shape, state.rates, tokens, lanes)
+
+
+def swap_pays(shape: PoolShape, rates: Rates, tokens: int, lanes: int) -> bool:
+    """Tell whether two copies of a victim's `tokens` cost less than computing them in a step in which `lanes` decode.
+
+    Each copy has an overhead beside its bytes; a recomputation rides in a step that runs anyway, free up to a point (`rates.py`).
+    So the short are computed again and, where the host's measured rate is high enough, the long are swapped. While a rate is
+    unknown nobody is swapped: nothing was measured, and nothing can be lost but time.
+    """
+    if not shape.host_copy_bytes_per_s:
         return False
-    return 2 * shape.kv_bytes_per_token * _SECOND_NS / shape.host_copy_bytes_per_s < token_ns
+    size = tokens * shape.kv_bytes_per_token
+    copy_ns = shape.host_copy_overhead_ns + size * _SECOND_NS / shape.host_copy_bytes_per_s
+    return 2 * copy_ns < rates.riding_ns(tokens, lanes)
 
 
 def victim_for_class(state: State, qos: QosClass) -> Session | None:

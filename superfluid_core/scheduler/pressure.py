@@ -22,7 +22,9 @@ def relieve(state: State) -> None:
     if (total - pool.free) * 100 <= state.rules.pressure_high_pct * total:
         return
     low = state.rules.pressure_low_pct * total // 100
-    while total - pool.free > low and cache.evict_one():
+    for _ in range(total - pool.free - low):
+        if not cache.evict_one():
+            break
         state.counters.evicted_for_pressure += 1
 
 
@@ -49,8 +51,10 @@ def on_os_pressure(state: State, level: PressureLevel) -> None:
 def judge_park(state: State, now_ns: int) -> None:
     """Say whether KV may move to the host now."""
     park = state.accounts.park
+    if not park.blocks_max:
+        return
     is_calm = state.pressure is PressureLevel.NONE and now_ns >= state.no_park_until_ns
-    park.is_open = is_calm and park.blocks_max > 0
+    park.is_open = is_calm
 
 
 def shed(state: State, now_ns: int) -> None:

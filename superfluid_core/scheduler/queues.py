@@ -153,6 +153,7 @@ class Queues:
         self.policy = policy
         self.period_ns = period_ns
         self._classes = {qos: ClassQueue(policy) for qos in QosClass}
+        self._by_rank = list(self._classes.values())
         self._members: dict[int, Session] = {}
         self._fronts = 0
         self.tokens = 0
@@ -168,6 +169,10 @@ class Queues:
 
     def depth(self, qos: QosClass) -> int:
         return self._classes[qos].live
+
+    def ahead_of(self, qos: QosClass) -> int:
+        """Sessions of this class or better."""
+        return sum(queue.live for queue in self._by_rank[: qos + 1])
 
     def add(self, session: Session, now_ns: int) -> None:
         """Take a newcomer, behind those who came before it."""
@@ -204,7 +209,7 @@ class Queues:
         self.move(session, session.qos)
 
     def uncap(self, tenant: str) -> None:
-        for queue in self._classes.values():
+        for queue in self._by_rank:
             queue.uncap(tenant)
 
     def head(self, qos: QosClass, now_ns: int, is_capped: IsCapped) -> Session | None:
@@ -214,7 +219,7 @@ class Queues:
         """Classes with somebody waiting, best first: one rank up for every period of the longest wait (S4)."""
         ranked: list[tuple[int, int, int, QosClass]] = []
         for qos, queue in self._classes.items():
-            waiter = queue.waiter()
+            waiter = queue.waiter() if queue.live else None
             if waiter is not None:
                 risen = (now_ns - waiter.queued_ns) // self.period_ns
                 ranked.append((max(0, qos - risen), waiter.queued_ns, waiter.seq, qos))

@@ -1,7 +1,8 @@
 """How fast the engine is, measured: the cost of a decode step per batch size, and prompt tokens a second.
 
 Exponentially weighted, so that a slow first step is forgotten within a few. Zero or None means unknown: nobody here
-guesses before the first measurement. Mixed steps teach the prefill rate, pure decode steps the step times.
+guesses before the first measurement. Steps with prompt tokens teach the prefill rate and how their time grows with what they
+carry, pure decode steps the step times.
 """
 
 from __future__ import annotations
@@ -10,7 +11,31 @@ from bisect import bisect_left, insort
 
 _WEIGHT = 0.2
 _DECAY = 0.9
+_SPREAD_MIN = 1e-6
 _SECOND_NS = 1_000_000_000
+
+
+class _Growth:
+    """The line through recent steps with prompt tokens: what one more token of the step adds to its time."""
+
+    def __init__(self) -> None:
+        self._weight = self._x = self._y = self._xx = self._xy = 0.0
+
+    def add(self, tokens: int, elapsed_ns: int) -> None:
+        self._weight = self._weight * _DECAY + 1
+        self._x = self._x * _DECAY + tokens
+        self._y = self._y * _DECAY + elapsed_ns
+        self._xx = self._xx * _DECAY + tokens * tokens
+        self._xy = self._xy * _DECAY + tokens * elapsed_ns
+
+    def line(self) -> tuple[float, float]:
+        """(ns of no token, ns a token). Steps of one size alone, or a line that falls, tell only their mean cost of a token."""
+        spread = self._weight * self._xx - self._x * self._x
+        slope = self._weight * self._xy - self._x * self._y
+        if spread <= _SPREAD_MIN * self._x * self._x or slope <= 0:
+            return 0.0, self._y / self._x if self._x else 0.0
+        slope /= spread
+        return (self._y - slope * self._x) / self._weight, slope
 
 
 class Rates:
@@ -21,6 +46,7 @@ class Rates:
         self._batches: list[int] = []
         self._prefill_tokens = 0.0
         self._prefill_ns = 0.0
+        self._growth = _Growth()
         self._service_ns = 0.0
         self._finished = 0
 
@@ -30,6 +56,7 @@ class Rates:
         if prefilled:
             self._prefill_tokens = self._prefill_tokens * _DECAY + prefilled
             self._prefill_ns = self._prefill_ns * _DECAY + elapsed_ns
+            self._growth.add(prefilled + decoded, elapsed_ns)
         elif decoded:
             known = self._step_ns.get(decoded)
             if known is None:
@@ -61,6 +88,16 @@ class Rates:
         if not self._prefill_tokens:
             return 0
         return round(tokens * self._prefill_ns / self._prefill_tokens)
+
+    def riding_ns(self, tokens: int, lanes: int) -> float:
+        """Predict what `tokens` prompt tokens add to a step in which `lanes` decode; 0.0 while unknown.
+
+        Nothing, up to what such a step has room for while it waits for memory; then what a token adds to a step, as measured.
+        No token adds nothing, whatever the line through the measured steps says.
+        """
+        fixed_ns, token_ns = self._growth.line()
+        beneath_ns = max(0.0, self.step_ns(lanes) - fixed_ns - lanes * token_ns)
+        return max(0.0, tokens * token_ns - beneath_ns)
 
     def decode_rates(self) -> tuple[tuple[int, float], ...]:
         """(batch, tokens a second over the batch) for every measured size."""

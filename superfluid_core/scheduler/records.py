@@ -22,6 +22,10 @@ class Phase(StrEnum):
     FINISHED = "finished"
 
 
+# a full block: its name, its parent's, its tokens
+BlockKey = tuple[bytes, bytes, tuple[int, ...]]
+
+
 class Parked(NamedTuple):
     """KV of a preempted session in host memory: of its blocks from number `first` on, up to position `positions`."""
 
@@ -46,6 +50,8 @@ class Session:
     prompt: int
     meter: list[int]
     phase: Phase = Phase.QUEUED
+    # the context's length at which the next token means more than a token: see commit.py
+    due: int = 0
 
     # queues: waiting since, entry number (older entries are void), place before all others
     queued_ns: int = 0
@@ -62,7 +68,7 @@ class Session:
 
     # accounts: see accounts.py; `places` is the number of positions that its blocks have
     root: bytes = b""
-    chain: list[bytes] = field(default_factory=list)
+    chain: list[BlockKey] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     places: int = 0
     table: tuple[int, ...] | None = None

@@ -34,7 +34,13 @@ from superfluid_core.scheduler.pressure import judge_park, on_os_pressure, relie
 from superfluid_core.scheduler.records import Phase, Session
 from superfluid_core.scheduler.rules import Rules
 from superfluid_core.scheduler.state import State
-from superfluid_core.scheduler.stats import Counters, SchedulerStats, SessionView, TenantTokens
+from superfluid_core.scheduler.stats import (
+    Counters,
+    SchedulerLoad,
+    SchedulerStats,
+    SessionView,
+    TenantTokens,
+)
 from superfluid_core.session import FinishReason, QosClass, SessionKey, SessionSpec
 
 __all__ = ["PoolShape", "Rules", "Scheduler"]
@@ -121,7 +127,7 @@ class Scheduler:
                 on_os_pressure(state, item.level)
                 return []
             case Drain():
-                state.draining = True
+                state.draining = not item.is_over
                 return []
 
     def _submit(self, spec: SessionSpec, now_ns: int) -> list[Effect]:
@@ -232,6 +238,24 @@ class Scheduler:
             **totals,
         )
 
+    def load(self) -> SchedulerLoad:
+        """Take the part of a snapshot that STATUS carries."""
+        state = self._state
+        lanes, accounts, queues = state.lanes, state.accounts, state.queues
+        first, second, third, fourth = [queues.depth(qos) for qos in QosClass]
+        return SchedulerLoad(
+            lanes.busy,
+            lanes.total,
+            (first, second, third, fourth),
+            queues.tokens,
+            accounts.used,
+            accounts.cache.idle,
+            accounts.pool.total,
+            state.rates.prefill_rate,
+            state.rates.decode_rates(),
+            self._step_predicted_ns(),
+        )
+
     def tenant_tokens(self) -> list[TenantTokens]:
         """Read what was computed for each tenant; those beyond the first `TENANTS_MAX` are counted together."""
         return self._state.tenants.read()
@@ -274,5 +298,5 @@ class Scheduler:
         rates = self._state.rates
         prompt = sum(len(lane.inputs) for lane in flight.plan.lanes if not lane.decoding)
         if prompt:
-            return rates.prefill_ns(min(prompt + len(flight.lanes), flight.plan.step_tokens))
-        return rates.step_ns(len(flight.lanes))
+            return rates.prefill_ns(min(prompt + len(flight.plan.lanes), flight.plan.step_tokens))
+        return rates.step_ns(len(flight.plan.lanes))

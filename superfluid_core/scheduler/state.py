@@ -6,6 +6,7 @@ collection at any time (S1) and its blocks, its lane and its terminal event go t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -39,13 +40,26 @@ _STALE_MAX = 8
 
 
 @dataclass(slots=True)
+class Column:
+    """The sessions that drew in the last step, in the order of its `lanes`: the next step is mostly the same."""
+
+    lanes: Sequence[int]
+    sessions: list[Session]
+    keys: list[SessionKey]
+    indices: list[int]
+
+
+@dataclass(slots=True)
 class Flight:
-    """The plan that the engine runs now; `lanes` are the sessions that it was made for."""
+    """The plan that the engine runs now; `lanes` are the sessions that it was made for and that have not left since.
+
+    `column` is void once one of them left.
+    """
 
     plan: TickPlan
     lanes: dict[int, Session]
-    live: int
     is_interrupted: bool = False
+    column: Column | None = None
 
 
 class State:
@@ -153,6 +167,7 @@ class State:
         """
         assert kv == len(session.context) - 1, "a session decodes with one token to feed"
         session.computed = kv
+        session.due = self.accounts.next_due(session)
         self.lanes.promote(session)
 
     def preempt(self, session: Session, now_ns: int) -> None:
@@ -227,7 +242,7 @@ class State:
 
     def ahead_of(self, qos: QosClass) -> int:
         """Sessions of this class or better that wait."""
-        return sum(self.queues.depth(each) for each in QosClass if each <= qos)
+        return self.queues.ahead_of(qos)
 
     def pop_expired(self, now_ns: int) -> Session | None:
         """Take out a live session whose deadline has passed, each once."""
@@ -242,7 +257,8 @@ class State:
     def _leave_lane(self, session: Session, *, is_tainted: bool = False) -> None:
         flight = self.flight
         if flight is not None and flight.lanes.get(session.lane) is session:
-            flight.live -= 1
+            del flight.lanes[session.lane]
+            flight.column = None
         self.accounts.close(session, is_tainted=is_tainted)
         self.lanes.release(session)
         self.queues.uncap(session.spec.tenant)

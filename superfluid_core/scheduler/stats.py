@@ -54,6 +54,21 @@ class Counters:
     refused: dict[ErrorCode, int] = field(default_factory=dict)
 
 
+class SchedulerLoad(NamedTuple):
+    """What STATUS says, many times a second: the part of a snapshot that placement looks at."""
+
+    lanes_busy: int
+    lanes: int
+    queued: tuple[int, int, int, int]
+    queued_tokens: int
+    blocks_used: int
+    blocks_cached: int
+    blocks: int
+    prefill_rate: float
+    decode_rates: tuple[tuple[int, float], ...]
+    step_predicted_ns: int
+
+
 class TenantTokens(NamedTuple):
     """What was computed for a tenant since the start."""
 

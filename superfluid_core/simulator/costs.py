@@ -15,7 +15,7 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -81,12 +81,20 @@ class Roofline:
     gpu: Gpu
     model: Model
     peak_pct: int = 100
+    _weight_bytes: int = field(init=False, repr=False)
+    _token_flops: int = field(init=False, repr=False)
+    _peak: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Work out once what every step asks for."""
+        object.__setattr__(self, "_weight_bytes", self.model.weight_bytes)
+        object.__setattr__(self, "_token_flops", self.model.flops * 100)
+        object.__setattr__(self, "_peak", self.gpu.flops * self.peak_pct)
 
     def step_ns(self, load: StepLoad) -> int:
-        size = self.model.weight_bytes + load.context * self.model.kv_bytes
-        operations = load.tokens * self.model.flops
+        size = self._weight_bytes + load.context * self.model.kv_bytes
         memory_ns = transfer_ns(size, self.gpu.bandwidth)
-        return max(memory_ns, compute_ns(operations * 100, self.gpu.flops * self.peak_pct))
+        return max(memory_ns, compute_ns(load.tokens * self._token_flops, self._peak))
 
 
 class _Line:

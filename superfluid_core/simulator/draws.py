@@ -7,6 +7,7 @@ import math
 _MULTIPLIER = 0x5DEECE66D
 _INCREMENT = 0xB
 _MASK = (1 << 48) - 1
+_WHOLE = 1 << 53
 
 
 class Draws:
@@ -22,8 +23,9 @@ class Draws:
 
     def double(self) -> float:
         """Draw from [0, 1)."""
-        high = self.bits(26)
-        return float((high << 27) + self.bits(27)) / float(1 << 53)
+        first = (self._state * _MULTIPLIER + _INCREMENT) & _MASK
+        self._state = (first * _MULTIPLIER + _INCREMENT) & _MASK
+        return ((first >> 22 << 27) + (self._state >> 21)) / _WHOLE
 
     def below(self, limit: int) -> int:
         """Draw a whole number from 0..limit-1."""

@@ -77,6 +77,7 @@ class _Node:
         flags = plan.flags
         limits, pool = flags.limits, flags.pool
         offer = Offer("simulated", pool.window, limits.lanes, pool.block_tokens, pool.blocks)
+        self.index = index
         self.view = NodeView(f"node{index}", {MODEL: offer}, is_up=True)
         self.watch = Watch(result)
         self.virtual = VirtualNode(flags, self.watch, cost)
@@ -249,7 +250,7 @@ class _Fleet:
         node.virtual.receive((Submit(spec),), now_ns)
         hold.acknowledge()
         if is_idle:
-            self._go_on(int(node.view.name.removeprefix("node")), now_ns)
+            self._go_on(node.index, now_ns)
 
 
 def run_fleet(plan: FleetPlan, on_end: Callable[[], None] = lambda: None) -> FleetResult:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from superfluid_core.engine.compose import StepRow
+from superfluid_core.engine.compose import Step
 from superfluid_core.placement.reserve import Reservation
-from superfluid_core.scheduler.plan import Effect, Emit, Finish, Reject, TickPlan
+from superfluid_core.scheduler.plan import Effect, Emits, Finish, Reject, TickPlan
 from superfluid_core.scheduler.scheduler import Scheduler
 from superfluid_core.session import QosClass, SessionKey
 from superfluid_core.simulator.fleet_report import FleetResult
@@ -44,21 +44,26 @@ class Watch:
     def on_plan(self, plan: TickPlan, scheduler: Scheduler) -> None:
         """Plans are the node's own business."""
 
-    def on_step(self, rows: list[StepRow], start_ns: int, end_ns: int) -> None:
+    def on_step(self, step: Step, start_ns: int, end_ns: int) -> None:
         result = self._result
         result.steps += 1
-        result.lane_steps += len(rows)
+        result.lane_steps += len(step)
         result.busy_ns += end_ns - start_ns
 
     def on_effects(self, effects: Sequence[Effect], now_ns: int) -> None:
         for effect in effects:
-            if type(effect) is Emit:
-                if not effect.index:
-                    self._first(effect.key, now_ns)
+            if type(effect) is Emits:
+                if 0 in effect.indices:
+                    self._first_of(effect, now_ns)
             elif type(effect) is Finish:
                 self._finish(effect.key, now_ns)
             else:
                 assert type(effect) is not Reject, "a node refused what the head had placed"
+
+    def _first_of(self, effect: Emits, now_ns: int) -> None:
+        for key, index in zip(effect.keys, effect.indices, strict=True):
+            if not index:
+                self._first(key, now_ns)
 
     def _first(self, key: SessionKey, now_ns: int) -> None:
         placed = self.live[key]

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from superfluid_core.engine.compose import StepComposer, StepRow
+from superfluid_core.engine.compose import Step, StepComposer
+from superfluid_core.errors import ConfigError
 from superfluid_core.scheduler.plan import (
     Effect,
     Input,
@@ -36,29 +37,25 @@ class Observer(Protocol):
 
     def on_plan(self, plan: TickPlan, scheduler: Scheduler) -> None: ...
 
-    def on_step(self, rows: list[StepRow], start_ns: int, end_ns: int) -> None: ...
+    def on_step(self, step: Step, start_ns: int, end_ns: int) -> None: ...
 
     def on_effects(self, effects: Sequence[Effect], now_ns: int) -> None: ...
 
 
-def load_of(rows: list[StepRow]) -> StepLoad:
+def load_of(step: Step) -> StepLoad:
     """Weigh one forward pass."""
-    decoding = prompt = context = 0
-    for row in rows:
-        if row.decoding:
-            decoding += 1
-            context += row.position + 1
-        else:
-            count = len(row.inputs)
-            prompt += count
-            context += row.position + count
-    return StepLoad(decoding, prompt, context)
+    return StepLoad(len(step.ids), step.prompt_tokens, step.context)
 
 
 class VirtualNode:
-    """Drives one `Scheduler`. At most one step is in flight; `ends_ns` is None while there is none."""
+    """Drives one `Scheduler`. At most one step is in flight; `ends_ns` is None while there is none.
+
+    Raises ConfigError where KV is parked for free.
+    """
 
     def __init__(self, flags: Flags, observer: Observer, cost: CostModel | None = None) -> None:
+        if flags.rules.park and not flags.pool.host_copy_bytes_per_s:
+            raise ConfigError("park: copies would cost nothing; give host-copy-bytes-per-s too")
         self.scheduler = Scheduler(
             flags.limits, flags.pool, cuts_are_free=flags.cuts_are_free, rules=flags.rules
         )
@@ -68,8 +65,7 @@ class VirtualNode:
         self._pool = flags.pool
         self._plan: TickPlan | None = None
         self._composer: StepComposer | None = None
-        self._rows: list[StepRow] = []
-        self._load = StepLoad(0, 0, 0)
+        self._step: Step | None = None
         self._began_ns = 0
         self._tick_began_ns = 0
         self._steps = 0
@@ -95,7 +91,7 @@ class VirtualNode:
             self._tick_began_ns = now_ns
             self._observer.on_plan(self._plan, self.scheduler)
             began = self._next_step(now_ns)
-            assert began, "a plan held no step"
+            assert began, "a plan has a step, or moves that take one's place"
         return True
 
     def complete(self) -> int:
@@ -105,25 +101,23 @@ class VirtualNode:
         assert plan is not None, "a step belongs to a plan"
         assert composer is not None, "a plan has a composer"
         self.ends_ns = None
-        rows = self._rows
-        if not rows:
+        step = self._step
+        if step is None:
             return now_ns
-        lanes = [row.lane for row in rows if row.samples]
-        prompts: list[tuple[int, int]] = []
-        if self._load.prompt:
-            prompts = [(row.lane, len(row.inputs)) for row in rows if not row.decoding]
-        composer.commit(rows, dict.fromkeys(lanes, TOKEN))
+        lanes = step.sampling
+        ids = [TOKEN] * len(lanes)
+        composer.commit(lanes, ids)
         done = StepDone(
             plan.tick,
             self._steps,
             lanes,
-            [TOKEN] * len(lanes),
-            prompts,
-            self._load.tokens,
+            ids,
+            [(row.lane, len(row.inputs)) for row in step.prompts] if step.prompts else (),
+            len(step.ids) + step.prompt_tokens,
             now_ns - self._began_ns,
         )
         self._steps += 1
-        self._observer.on_step(rows, self._began_ns, now_ns)
+        self._observer.on_step(step, self._began_ns, now_ns)
         self._tell(self.scheduler.receive((done,), now_ns), now_ns)
         return now_ns
 
@@ -132,23 +126,26 @@ class VirtualNode:
         if self._is_interrupted and self._steps:
             return False
         assert self._composer is not None, "a plan has a composer"
-        rows = self._composer.next_step()
+        step = self._composer.next_step()
         moves_ns, self._moves_ns = self._moves_ns, None
-        if not rows and moves_ns is None:
+        if step is None and moves_ns is None:
             return False
-        self._rows = rows
+        self._step = step
         self._began_ns = now_ns
         self.ends_ns = now_ns + (moves_ns or 0)
-        if rows:
-            self._load = load_of(rows)
-            self.ends_ns += self._cost.step_ns(self._load)
+        if step is not None:
+            self.ends_ns += self._cost.step_ns(load_of(step))
         return True
 
     def _cost_of_moves(self, plan: TickPlan) -> int:
-        """KV goes to the host and comes back before the first step, at the measured rate."""
-        blocks = sum(len(each.blocks) for each in (*plan.park_out, *plan.park_in))
+        """KV goes to the host and comes back before the first step, at the measured rate and overhead."""
+        copies = (*plan.park_out, *plan.park_in)
         rate = int(self._pool.host_copy_bytes_per_s)
-        return transfer_ns(blocks * self._pool.block_bytes, rate) if blocks and rate else 0
+        if not copies or not rate:
+            return 0
+        blocks = sum(len(each.blocks) for each in copies)
+        overhead_ns = len(copies) * self._pool.host_copy_overhead_ns
+        return overhead_ns + transfer_ns(blocks * self._pool.block_bytes, rate)
 
     def _end_tick(self, now_ns: int) -> None:
         assert self._plan is not None, "only a plan in flight can end"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from superfluid_core.engine.compose import StepRow
+from superfluid_core.engine.compose import Step, StepRow
 from superfluid_core.scheduler.plan import (
     Accepted,
     Effect,
-    Emit,
+    Emits,
     Finish,
     Interrupt,
     Progress,
@@ -125,8 +125,9 @@ class Recorder:
             self.result.lanes_max = max(self.result.lanes_max, stats.lanes_busy)
         self._plans += 1
 
-    def on_step(self, rows: list[StepRow], start_ns: int, end_ns: int) -> None:
+    def on_step(self, step: Step, start_ns: int, end_ns: int) -> None:
         result = self.result
+        rows = step.rows()
         for row in rows:
             lane = self._lanes[row.lane]
             lane.tokens = row.position + len(row.inputs)
@@ -135,7 +136,7 @@ class Recorder:
         result.step_count += 1
         result.lane_steps += len(rows)
         result.busy_ns += end_ns - start_ns
-        result.prompt_tokens += sum(len(row.inputs) for row in rows if not row.decoding)
+        result.prompt_tokens += step.prompt_tokens
         if len(result.steps) < TIMELINE_MAX:
             result.steps.append(self._record(rows, start_ns, end_ns))
         self._preempted = []
@@ -143,8 +144,9 @@ class Recorder:
     def on_effects(self, effects: Sequence[Effect], now_ns: int) -> None:
         for effect in effects:
             match effect:
-                case Emit():
-                    self._emit(self._live[effect.key], now_ns)
+                case Emits():
+                    for key in effect.keys:
+                        self._emit(self._live[key], now_ns)
                 case Finish():
                     self._finish(effect, now_ns)
                 case Progress():

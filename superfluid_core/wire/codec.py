@@ -32,12 +32,17 @@ from superfluid_core.wire.schema import Spec, schema
 DEFAULT_LIMITS = WireLimits()
 _ARRAY_MAX = 1024
 _MAP_MAX = 64
+_STRINGS = frozenset({str})
 _PIECED = (FilePiece, Embedded, Stats, Sessions, Prefix)
 
 
 def encode(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
     """Make the whole frame. Raises LocalProtocolError when the message breaks the schema or a size limit."""
-    spec = schema(limits).by_shape[type(message)]
+    return encode_as(schema(limits).by_shape[type(message)], message, limits)
+
+
+def encode_as(spec: Spec, message: Message, limits: WireLimits) -> bytes:
+    """Do the same for who has looked up its spec: hashing the limits costs more than a small message."""
     try:
         head, blob = _pack(spec, message)
     except (BreachError, ValueError, TypeError, AttributeError, OverflowError) as error:
@@ -57,6 +62,11 @@ def decode(frame: Frame, limits: WireLimits = DEFAULT_LIMITS) -> Message:
     spec = schema(limits).by_number.get(frame.header.type)
     if spec is None:
         raise RemoteProtocolError(f"unknown frame type {frame.header.type:#04x}")
+    return decode_as(spec, frame)
+
+
+def decode_as(spec: Spec, frame: Frame) -> Message:
+    """Do the same for who has looked up its spec."""
     try:
         message = _build(spec, frame)
         _check_pieces(message)
@@ -81,20 +91,29 @@ def judge_size(header: Header, limits: WireLimits) -> Spec | None:
 
     Looks at nothing but the header: no byte of the body has been kept yet.
     """
-    spec = schema(limits).by_number.get(header.type)
+    return judge_size_as(schema(limits).by_number.get(header.type), header, limits)
+
+
+def judge_size_as(spec: Spec | None, header: Header, limits: WireLimits) -> Spec | None:
+    """Do the same for who has looked up the spec."""
     if header.flags != 0:
         raise RemoteProtocolError("unknown frame flags")
     if spec is None and header.type < 0x80:
         raise RemoteProtocolError(f"unknown frame type {header.type:#04x}")
     bytes_max = limits.frame_bytes_max if spec is None else body_bytes_max(spec, limits)
-    name = "an optional frame" if spec is None else spec.name
     if header.body_bytes > bytes_max:
-        raise RemoteProtocolError(f"{name} of {header.body_bytes} bytes; at most {bytes_max}")
+        text = f"{_name(spec)} of {header.body_bytes} bytes; at most {bytes_max}"
+        raise RemoteProtocolError(text)
     if header.head_bytes > min(header.body_bytes, limits.head_bytes_max):
-        raise RemoteProtocolError(f"{name}: a head of {header.head_bytes} bytes does not fit")
+        text = f"{_name(spec)}: a head of {header.head_bytes} bytes does not fit"
+        raise RemoteProtocolError(text)
     if spec is not None and not session_is_right(spec, header.session):
-        raise RemoteProtocolError(f"{name}: the session number is not right")
+        raise RemoteProtocolError(f"{_name(spec)}: the session number is not right")
     return spec
+
+
+def _name(spec: Spec | None) -> str:
+    return "an optional frame" if spec is None else spec.name
 
 
 def estimate_bytes(message: Message) -> int:
@@ -178,7 +197,7 @@ def _map_of(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = dict(pairs)
     if len(found) != len(pairs):
         raise BreachError("has a key twice")
-    if not all(type(key) is str for key in found):
+    if not _STRINGS.issuperset(map(type, found)):
         raise BreachError("has a key that is no string")
     return found
 

@@ -58,8 +58,9 @@ class Connection:
         after = TRANSITIONS[self.state].get(kind_of(message))
         if self.role not in spec.senders or after is None:
             raise LocalProtocolError(f"a {self.role} sends no {spec.name} in {self.state.name}")
-        data = codec.encode(message, self._limits)
-        self._enter(after, message)
+        data = codec.encode_as(spec, message, self._limits)
+        if after is not self.state:
+            self._enter(after, message)
         return data
 
     # --- in ---------------------------------------------------------------------------------------
@@ -83,13 +84,15 @@ class Connection:
                 frame = self._frames.next(self._judge)
                 if frame is None:
                     return None
-                if frame.header.type not in self._schema.by_number:
+                spec = self._schema.by_number.get(frame.header.type)
+                if spec is None:
                     continue  # an optional type of a later minor
-                message = codec.decode(frame, self._limits)
+                message = codec.decode_as(spec, frame)
                 after = TRANSITIONS[self.state].get(kind_of(message))
                 if after is None:
                     raise self._out_of_order(type(message).__name__)
-                self._enter(after, message)
+                if after is not self.state:
+                    self._enter(after, message)
             except RemoteProtocolError:
                 self._break()
                 raise
@@ -130,7 +133,7 @@ class Connection:
             raise self._out_of_order(f"frame type {header.type:#04x}")
         if spec is not None and self.role.other not in spec.senders:
             raise RemoteProtocolError(f"a {self.role.other} sends no {spec.name}")
-        codec.judge_size(header, self._limits)
+        codec.judge_size_as(spec, header, self._limits)
 
     def _out_of_order(self, what: str) -> RemoteProtocolError:
         return RemoteProtocolError(f"{what} is not acceptable in {self.state.name}")

@@ -34,7 +34,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class ModelOffer:
-    """One model that a node serves. `weights` and `text` are fingerprints (decisions 5)."""
+    """One model that a node serves. `weights` and `text` are fingerprints (decisions 5).
+
+    `engine` numbers the engines of a node: names with one number are one model and share its lanes and its cache.
+    """
 
     name: str
     weights: str
@@ -47,6 +50,7 @@ class ModelOffer:
     lanes: int
     block_tokens: int
     blocks: int
+    engine: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,8 @@ class Open:
     """head -> node: run a session from `delivered` on. Limits are absolute counts of output ids.
 
     `stop_ids` are the request's own; the node adds its end-of-text ids unless `ignore_eos`. The lease counts from
-    `lease_stamp_ns`, a stamp that this node sent. `deadline_ms` is a duration from receipt, or None.
+    `lease_stamp_ns`, a stamp that this node sent. `deadline_ms` is a duration from receipt, or None; so is `start_deadline_ms`,
+    which only binds until the session has a lane. `weight` is the tenant's share under the fair order.
     """
 
     session: int
@@ -105,6 +110,8 @@ class Open:
     lease_ttl_ms: int
     deadline_ms: int | None = None
     prompt_logprobs: int | None = None
+    start_deadline_ms: int | None = None
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +208,27 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """One engine's part of STATUS, in its words."""
+
+    lanes_busy: int
+    lanes: int
+    queued: int
+    queued_tokens: int
+    blocks_used: int
+    blocks_cached: int
+    blocks: int
+    prefill_rate: float
+    decode_rates: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """node -> head: load and liveness. Rates are tokens a second, 0.0 while unknown.
 
     `queued` counts sessions per class, best first. `decode_rates` holds (lanes, tokens a second over all lanes).
-    `step_predicted_ms` is the expected duration of the step that runs now.
+    `step_predicted_ms` is the expected duration of the step that runs now. A node with several engines gives sums, the first
+    engine's pool and rates, and in `engines` the load of each, by its number.
     """
 
     stamp_ns: int
@@ -221,11 +244,15 @@ class Status:
     decode_rates: tuple[tuple[int, float], ...]
     step_predicted_ms: int
     draining: bool
+    engines: tuple[EngineLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """node -> head: 16-byte block hashes that came and went; a snapshot replaces everything, in numbered pieces."""
+    """node -> head: 16-byte block hashes that came and went; a snapshot replaces everything, in numbered pieces.
+
+    Each engine's cache has reports and a sequence of its own.
+    """
 
     sequence: int
     piece: int
@@ -233,14 +260,16 @@ class Prefix:
     snapshot: bool
     added: tuple[bytes, ...]
     removed: tuple[bytes, ...]
+    engine: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """head -> node: evict these blocks last, for `ttl_ms`."""
+    """head -> node: evict these blocks of the model's cache last, for `ttl_ms`."""
 
     hashes: tuple[bytes, ...]
     ttl_ms: int
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +277,7 @@ class Unpin:
     """head -> node: forget a pin."""
 
     hashes: tuple[bytes, ...]
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,9 +394,9 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class DrainOrder:
-    """head -> node: DRAIN; no new sessions, move the rest after `grace_ms`."""
+    """head -> node: DRAIN; no new sessions of any head, the rest ends after `grace_ms`. None: take sessions again."""
 
-    grace_ms: int
+    grace_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)

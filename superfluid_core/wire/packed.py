@@ -103,6 +103,24 @@ class PackedBias:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedRates:
+    """Pairs (lanes, rate) as in PackedBias; no rate is below 0."""
+
+    count_max: int
+
+    def read(self, value: Any) -> tuple[tuple[int, float], ...]:
+        pairs = PackedBias(self.count_max).read(value)
+        if any(rate < 0.0 for _, rate in pairs):
+            raise BreachError("holds a rate below 0")
+        return pairs
+
+    def write(self, value: Any) -> bytes:
+        if any(rate < 0.0 for _, rate in value):
+            raise BreachError("holds a rate below 0")
+        return PackedBias(self.count_max).write(value)
+
+
+@dataclass(frozen=True, slots=True)
 class PackedWords:
     """Lists of token ids: [how many ids each, packed; all the ids, packed]; no list is empty."""
 

@@ -58,6 +58,7 @@ def split_prefix(
     limits: WireLimits,
     *,
     snapshot: bool,
+    engine: int = 0,
 ) -> list[Prefix]:
     """Cut a report of blocks into numbered pieces, all under one sequence number."""
     room = (limits.prefix_bytes_max - _HEAD_ROOM_BYTES) // HASH_BYTES
@@ -67,7 +68,7 @@ def split_prefix(
         low, high = piece * room, (piece + 1) * room
         here = tuple(added[low:high])
         gone = tuple(removed[max(0, low - len(added)) : max(0, high - len(added))])
-        pieces.append(Prefix(sequence, piece, count, snapshot, here, gone))
+        pieces.append(Prefix(sequence, piece, count, snapshot, here, gone, engine))
     return pieces
 
 

@@ -27,13 +27,17 @@ from superfluid_core.wire.columns import (
     LogprobRows,
     TokenRows,
 )
-from superfluid_core.wire.packed import PackedBias, PackedIds, PackedWords
+from superfluid_core.wire.packed import PackedBias, PackedIds, PackedRates, PackedWords
 
 TENANT_CHARS_MAX = 256
+WEIGHT_MAX = 1_000
 MODEL_CHARS_MAX = 256
 BAD_WORD_IDS_MAX = 8 * 1024
 SALT_BYTES_MAX = 256
 EOS_IDS_MAX = 256
+RATES_MAX = 256
+ENGINES_MAX = 8
+"""So many engines' rates always fit a STATUS."""
 SESSION_ROWS_MAX = 64
 """So many rows of SESSIONS always fit a frame, whatever the tenants are called."""
 
@@ -92,8 +96,22 @@ _MARK = k.Text(128)
 _RATE = k.Real(low=0.0)
 _QOS = k.Rank(QosClass)
 _CODE = k.Name(ErrorCode)
+_ENGINE = k.UInt(ENGINES_MAX - 1)
 _PIECE: Mapping[str, k.Kind] = {"request": _U64, "piece": _U32, "pieces": _COUNT}
 _EPOCH: Mapping[str, k.Kind] = {"epoch": _U32}
+
+
+_ENGINE_LOAD: Mapping[str, k.Kind] = {
+    "lanes_busy": _U32,
+    "lanes": _U32,
+    "queued": _U32,
+    "queued_tokens": _U64,
+    "blocks_used": _U32,
+    "blocks_cached": _U32,
+    "blocks": _U32,
+    "prefill_rate": _RATE,
+    "decode_rates": PackedRates(RATES_MAX),
+}
 
 
 def _status() -> Mapping[str, k.Kind]:
@@ -108,9 +126,10 @@ def _status() -> Mapping[str, k.Kind]:
         "blocks_cached": _U32,
         "blocks": _U32,
         "prefill_rate": _RATE,
-        "decode_rates": k.ListOf(k.Row((_U32, _RATE)), 256),
+        "decode_rates": k.ListOf(k.Row((_U32, _RATE)), RATES_MAX),
         "step_predicted_ms": _U32,
         "draining": k.Flag(),
+        "engines": k.ListOf(k.Record(m.EngineLoad, _ENGINE_LOAD), ENGINES_MAX),
     }
 
 
@@ -152,6 +171,7 @@ def _handshake(limits: WireLimits) -> list[Spec]:
             "lanes": _COUNT,
             "block_tokens": _COUNT,
             "blocks": _U32,
+            "engine": _ENGINE,
         },
     )
     hello: Mapping[str, k.Kind] = {"minor": k.UInt(255), "features": features, "head": _IDENTITY}
@@ -204,6 +224,8 @@ def _open(limits: WireLimits) -> Spec:
         "lease_ttl_ms": _COUNT,
         "deadline_ms": k.Nilable(_U32),
         "prompt_logprobs": k.Nilable(k.UInt(limits.logprobs_max)),
+        "start_deadline_ms": k.Nilable(_COUNT),
+        "weight": k.UInt(WEIGHT_MAX, low=1),
     }
     columns: Mapping[str, Column] = {
         "prompt": Ids(),
@@ -235,13 +257,18 @@ def _sessions(limits: WireLimits) -> list[Spec]:
         Spec(0x16, m.SetClass, _HEAD, {**_EPOCH, "qos": _QOS}, has_session=True),
         Spec(0x17, m.Renew, _HEAD, {"stamp_ns": _U64}),
         Spec(0x18, m.Status, _NODE, _status()),
-        Spec(0x19, m.DrainOrder, _HEAD, {"grace_ms": _U32}),
+        Spec(0x19, m.DrainOrder, _HEAD, {"grace_ms": k.Nilable(_U32)}),
     ]
 
 
 def _bulk(limits: WireLimits) -> list[Spec]:
     numbered = {"piece": _U32, "pieces": _COUNT}
-    prefix: Mapping[str, k.Kind] = {"sequence": _U64, **numbered, "snapshot": k.Flag()}
+    prefix: Mapping[str, k.Kind] = {
+        "sequence": _U64,
+        **numbered,
+        "snapshot": k.Flag(),
+        "engine": _ENGINE,
+    }
     piece = Data(limits.file_piece_bytes)
     ask: Mapping[str, k.Kind] = {"request": _U64, "model": _MODEL, "name": k.Text(128, k.FILE_NAME)}
     embed: Mapping[str, k.Kind] = {"model": _MODEL, "pooling": k.Text(32, k.WORD)}
@@ -268,8 +295,8 @@ def _bulk(limits: WireLimits) -> list[Spec]:
             {"added": Hashes(), "removed": Hashes()},
             body_bytes_max=limits.prefix_bytes_max,
         ),
-        Spec(0x21, m.Pin, _HEAD, {"ttl_ms": _U32}, {"hashes": Hashes()}),
-        Spec(0x22, m.Unpin, _HEAD, {}, {"hashes": Hashes()}),
+        Spec(0x21, m.Pin, _HEAD, {"ttl_ms": _U32, "model": _MODEL}, {"hashes": Hashes()}),
+        Spec(0x22, m.Unpin, _HEAD, {"model": _MODEL}, {"hashes": Hashes()}),
         Spec(0x23, m.FileAsk, _HEAD, ask),
         Spec(
             0x24,

@@ -1,7 +1,8 @@
 """Who is asking: API keys as SHA-256 digests, compared in constant time over all of them.
 
 Owns the secrets' digests and the `Principal` that a key stands for; tenants are principals' names. The secrets
-themselves are hashed on the way in and forgotten. Knows header values, not HTTP frameworks.
+themselves are hashed on the way in and forgotten. A ring can be given other keys while it is in use: what is asked next is
+judged by those, what was let in stays. Knows header values, not HTTP frameworks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import hmac
 import stat
 from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +28,7 @@ class Principal:
     """A caller. `name` is the tenant in fairness, logs and metrics.
 
     `qos` is the class of its requests, None for the head's default; `max_qos` the best that it may ask for, None for any.
+    `models` are those it may use, None for all. `weight` is its share in fair queueing. Limits of 0 are none.
     """
 
     name: str
@@ -33,16 +36,28 @@ class Principal:
     qos: QosClass | None = None
     max_qos: QosClass | None = None
     batch_invariant: bool = False
+    models: frozenset[str] | None = None
+    weight: int = 1
+    rate_limit_rpm: int = 0
+    tokens_per_minute: int = 0
+    max_concurrent: int = 0
 
     @property
     def is_named(self) -> bool:
         """It has a key of its own."""
         return self.name != ANONYMOUS_NAME
 
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
 
 ANONYMOUS_NAME = "anonymous"
 ANONYMOUS = Principal(ANONYMOUS_NAME, admin=True)
 GLOBAL_KEY_NAME = "default"
+
+CALLER: ContextVar[Principal | None] = ContextVar("caller", default=None)
+"""Who is being answered, set by the gate alone. Read where forgetting to pass the caller on would let it see too much: a model that
+is not its own stays out of its sight on every route, also on those that nobody has written yet. None is the head itself."""
 
 
 class KeyRing:
@@ -50,13 +65,18 @@ class KeyRing:
 
     __slots__ = ("_digests",)
 
-    def __init__(self, secrets: Iterable[tuple[str, Principal]] = ()) -> None:
-        digests = [(_digest(secret.encode()), principal) for secret, principal in secrets]
-        if len(digests) > KEYS_MAX:
+    def __init__(
+        self,
+        secrets: Iterable[tuple[str, Principal]] = (),
+        digests: Iterable[tuple[bytes, Principal]] = (),
+    ) -> None:
+        found = [(digest_of(secret.encode()), principal) for secret, principal in secrets]
+        found += digests
+        if len(found) > KEYS_MAX:
             raise ConfigError(f"more than {KEYS_MAX} API keys")
-        if len({digest for digest, _ in digests}) != len(digests):
+        if len({digest for digest, _ in found}) != len(found):
             raise ConfigError("two API keys are equal")
-        self._digests = tuple(digests)
+        self._digests = tuple(found)
 
     def __repr__(self) -> str:
         return f"KeyRing({len(self._digests)} keys)"
@@ -65,9 +85,18 @@ class KeyRing:
     def is_empty(self) -> bool:
         return not self._digests
 
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(principal.name for _, principal in self._digests)
+
+    def adopt(self, other: KeyRing) -> None:
+        """Hold the keys of `other` from now on. It must hold some if this one does: a lock is never taken away."""
+        assert self.is_empty or not other.is_empty, "keys were replaced by none"
+        self._digests = other._digests
+
     def find(self, secret: bytes) -> Principal | None:
         """Return the principal of a key; looks at every key, whichever matches."""
-        given = _digest(secret)
+        given = digest_of(secret)
         found: Principal | None = None
         for digest, principal in self._digests:
             if hmac.compare_digest(given, digest):
@@ -87,8 +116,14 @@ class KeyRing:
         return None
 
 
-def _digest(secret: bytes) -> bytes:
-    return hashlib.sha256(b"superfluid api key\0" + secret).digest()
+def digest_of(secret: bytes) -> bytes:
+    """Hash a key as `key_sha256` of a policy does."""
+    return hashlib.sha256(secret).digest()
+
+
+def has_secret(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether raw request headers hold a key, right or wrong."""
+    return any(_secret(name.lower(), value) for name, value in headers)
 
 
 def _secret(name: bytes, value: bytes) -> bytes | None:

@@ -38,16 +38,22 @@ class TokenBuckets:
     def __len__(self) -> int:
         return len(self._full_ns)
 
+    def wait_ms(self, client: str, now_ns: int) -> int:
+        """Return after how many milliseconds there will be one for `client`; 0 when there is."""
+        cost_ns = self._limit.cost_ns
+        start_ns = max(self._full_ns.get(client, 0), now_ns)
+        over_ns = start_ns + cost_ns - now_ns - max(1, self._limit.burst) * cost_ns
+        return -(-over_ns // MS_NS) if over_ns > 0 else 0
+
     def take(self, client: str, now_ns: int) -> int | None:
         """Take one for `client`: None when there was one, else after how many milliseconds there will be."""
         cost_ns = self._limit.cost_ns
         if not cost_ns:
             return None
-        start_ns = max(self._full_ns.get(client, 0), now_ns)
-        over_ns = start_ns + cost_ns - now_ns - max(1, self._limit.burst) * cost_ns
-        if over_ns > 0:
-            return -(-over_ns // MS_NS)
-        self._full_ns[client] = start_ns + cost_ns
+        wait_ms = self.wait_ms(client, now_ns)
+        if wait_ms:
+            return wait_ms
+        self._full_ns[client] = max(self._full_ns.get(client, 0), now_ns) + cost_ns
         self._full_ns.move_to_end(client)
         while len(self._full_ns) > self._clients_max:
             self._full_ns.popitem(last=False)

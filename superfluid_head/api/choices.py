@@ -34,11 +34,13 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Some text of a choice; `count` ids were sampled for it so far."""
+    """Some text of a choice; `count` ids were sampled for it so far, `ids` are those since the last event of the choice."""
 
     choice: int
     delta: Delta
     count: int
+    ids: tuple[int, ...] = ()
+    reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Ended:
     count: int
     cached: int
     moves: int
+    ids: tuple[int, ...] = ()
+    reasoning: int = 0
 
 
 ChoiceEvent = Started | Text | Ended
@@ -74,11 +78,11 @@ async def run_choices(
     channels: Sequence[Channel],
     emit: Emit,
 ) -> None:
-    """Run all choices to their ends. Raises the first SuperfluidError; then nothing more is emitted."""
+    """Run all choices to their ends; events name them by their place in `requests`. Raises the first SuperfluidError; then nothing more is emitted."""
     try:
         async with asyncio.TaskGroup() as group:
-            for request, channel in zip(requests, channels, strict=True):
-                group.create_task(_Choice(stage, request, channel, emit).run())
+            for index, (request, channel) in enumerate(zip(requests, channels, strict=True)):
+                group.create_task(_Choice(stage, request, channel, emit, index).run())
     except BaseExceptionGroup as failures:
         found, _ = failures.split(SuperfluidError)
         if found is None:
@@ -98,9 +102,15 @@ class _Choice:
     """One choice, from the fleet's door to its end."""
 
     def __init__(
-        self, stage: Stage, request: GenerationRequest, channel: Channel, emit: Emit
+        self,
+        stage: Stage,
+        request: GenerationRequest,
+        channel: Channel,
+        emit: Emit,
+        index: int,
     ) -> None:
         self._stage = stage
+        self._index = index
         self._request = request
         self._channel = channel
         self._emit = emit
@@ -108,7 +118,8 @@ class _Choice:
         self._is_placed = False
         self._last_ns = stage.clock.now_ns()
         self._began_ns = self._last_ns
-        self._stopped: Delta | None = None
+        self._unsent: list[int] = []
+        self._sent = 0
         self._logprobs_asked = request.sampling.logprobs is not None
 
     async def run(self) -> None:
@@ -127,12 +138,12 @@ class _Choice:
 
     async def _follow(self) -> None:
         async with self._stage.fleet.generate(self._request) as generation:
-            self._stage.on_door(self._request.choice, generation)
+            self._stage.on_door(self._index, generation)
             try:
                 if await self._hear(generation):
                     return
             finally:
-                self._stage.on_gone(self._request.choice)
+                self._stage.on_gone(self._index)
         raise GenerationError("the generation ended without a word", code=ErrorCode.INTERNAL)
 
     async def _hear(self, generation: GenerationDoor) -> bool:
@@ -157,25 +168,39 @@ class _Choice:
             self._stage.metrics.placed(generation.node)
         if not self._has_started:
             self._has_started = True
-            await self._emit(Started(self._request.choice))
+            await self._emit(Started(self._index))
 
     async def _on_tokens(self, event: TokensEvent, generation: GenerationDoor) -> None:
         self._measure()
         await self._start(generation)
-        if self._stopped is not None:
+        if self._channel.stop is not None:
             return
-        delta = self._channel.push(event.ids, event.logprobs if self._logprobs_asked else None)
-        if delta is None:
-            return
-        if delta.stop is not None:
-            self._stopped = delta
-            generation.stop(delta.count)
-        await self._send(delta)
+        self._unsent += event.ids
+        deltas = self._channel.push(event.ids, event.logprobs if self._logprobs_asked else None)
+        stop = self._stop()
+        if stop is not None:
+            generation.stop(stop.count)
+        await self._send(deltas)
 
-    async def _send(self, delta: Delta) -> None:
-        if delta.text or delta.tokens:
-            count = self._channel.count if delta.stop is None else delta.count
-            await self._emit(Text(self._request.choice, delta, count))
+    def _stop(self) -> Delta | None:
+        """Return the delta in which a stop string ended the output."""
+        return self._channel.stop
+
+    async def _send(self, deltas: Sequence[Delta]) -> None:
+        channel = self._channel
+        for delta in deltas:
+            if delta.text or delta.tokens or delta.reasoning or delta.call is not None:
+                stop = self._stop()
+                count = channel.count if stop is None else stop.count
+                thoughts = channel.reasoning_count
+                await self._emit(Text(self._index, delta, count, self._ids(count), thoughts))
+
+    def _ids(self, count: int) -> tuple[int, ...]:
+        """Take the ids up to `count` that no event has told yet."""
+        some = tuple(self._unsent[: count - self._sent])
+        del self._unsent[: len(some)]
+        self._sent += len(some)
+        return some
 
     def _measure(self) -> None:
         now_ns = self._stage.clock.now_ns()
@@ -188,12 +213,7 @@ class _Choice:
 
     async def _on_end(self, event: EndEvent, generation: GenerationDoor) -> None:
         await self._start(generation)
-        if self._stopped is None:
-            last = self._channel.finish()
-            if last is not None:
-                if last.stop is not None:
-                    self._stopped = last
-                await self._send(last)
+        await self._send(self._channel.finish())
         ended = self._ended(event)
         self._record(ended.finish)
         await self._emit(ended)
@@ -202,8 +222,9 @@ class _Choice:
         reason: str | int | None = None
         count = self._channel.count
         finish = "stop"
-        if self._stopped is not None:
-            reason, count = self._stopped.stop, self._stopped.count
+        stop = self._stop()
+        if stop is not None:
+            reason, count = stop.stop, stop.count
         elif event.reason is FinishReason.STOP:
             if event.stop_id is not None and event.stop_id in self._request.stop_ids:
                 reason = event.stop_id
@@ -211,7 +232,12 @@ class _Choice:
             finish = "length"
         else:
             raise _unfinished(event.reason)
-        return Ended(self._request.choice, finish, reason, count, event.cached, event.moves)
+        calls = self._channel.calls
+        if finish == "stop" and calls.complete and not calls.broken:
+            finish = "tool_calls"
+        thoughts = self._channel.reasoning_count
+        ids = self._ids(count)
+        return Ended(self._index, finish, reason, count, event.cached, event.moves, ids, thoughts)
 
 
 def _unfinished(reason: FinishReason) -> GenerationError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from superfluid_head.api.schemas.chat import ChatMessage, ChatRequest
@@ -10,17 +11,33 @@ from superfluid_head.text.chat import Conversation
 
 
 def conversation(body: ChatRequest) -> Conversation:
-    """Collect what the template gets to see."""
+    """Collect what the template gets to see. With `tool_choice` none the tools are not shown."""
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     wanted = body.add_generation_prompt
     return Conversation(
         messages=[message_dict(message) for message in body.messages],
+        tools=None
+        if body.tool_choice == "none"
+        else shown_tools(tool.given for tool in body.tools or ()),
         add_generation_prompt=not body.continue_final_message if wanted is None else wanted,
         continue_final_message=body.continue_final_message,
         kwargs=kwargs,
     )
+
+
+def shown_tools(tools: Iterable[Any]) -> list[dict[str, Any]] | None:
+    """Return tools as templates get to see them: as they were sent, null members left out; None for none."""
+    shown = [_without_nulls(tool) for tool in tools if isinstance(tool, dict)]
+    for tool in shown:
+        if isinstance(tool.get("function"), dict):
+            tool["function"] = _without_nulls(tool["function"])
+    return shown or None
+
+
+def _without_nulls(members: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def message_dict(message: ChatMessage) -> dict[str, Any]:

@@ -38,6 +38,7 @@ STATUSES: dict[ErrorCode, tuple[int, str]] = {
     ErrorCode.QUEUE_FULL: (429, "rate_limit_error"),
     ErrorCode.SLO_UNATTAINABLE: (429, "rate_limit_error"),
     ErrorCode.RATE_LIMIT_EXCEEDED: (429, "rate_limit_error"),
+    ErrorCode.CONCURRENCY_LIMIT_EXCEEDED: (429, "rate_limit_error"),
     ErrorCode.SESSION_LIMIT: (503, SERVER),
     ErrorCode.NO_WORKER: (503, SERVER),
     ErrorCode.MODEL_LOADING: (503, SERVER),
@@ -94,8 +95,9 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> Response:
-        content = json.dumps(self.body(), allow_nan=False).encode()
+    def response(self, body: Mapping[str, Any] | None = None) -> Response:
+        """Return the answer; `body` is that of a dialect with a shape of its own."""
+        content = json.dumps(self.body() if body is None else body, allow_nan=False).encode()
         kind = _ClosingResponse if self.is_body_unread else Response
         return kind(content, self.status, dict(self.headers), "application/json")
 
@@ -135,7 +137,8 @@ def from_error(error: SuperfluidError) -> ApiError:
         headers["Retry-After"] = str(retry_after_s(error.retry_after_ms))
     if error.code is ErrorCode.DRAINING:
         headers["Connection"] = "close"
-    if error.code is ErrorCode.DEADLINE_EXCEEDED or (status >= 500 and not error.retryable):
+    is_hopeless = error.code is ErrorCode.CONCURRENCY_LIMIT_EXCEEDED or status >= 500
+    if error.code is ErrorCode.DEADLINE_EXCEEDED or (is_hopeless and not error.retryable):
         headers["x-should-retry"] = "false"
     return ApiError(
         status,
@@ -173,6 +176,18 @@ def model_not_found(name: str) -> ApiError:
     shown = name[:100].encode("ascii", "backslashreplace").decode()
     return ApiError(
         404, f"The model '{shown}' does not exist.", code="model_not_found", param="model"
+    )
+
+
+def model_not_allowed(name: str) -> ApiError:
+    """Refuse a model that is there, but not for this key."""
+    shown = name[:100].encode("ascii", "backslashreplace").decode()
+    return ApiError(
+        403,
+        f"This key may not use the model '{shown}'.",
+        code="model_not_allowed",
+        param="model",
+        type=FORBIDDEN,
     )
 
 

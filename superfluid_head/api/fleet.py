@@ -141,5 +141,6 @@ def _placement(record: PlacementRecord) -> dict[str, Any]:
         "reason": record.reason,
         "policy": record.policy,
         "waited_ms": record.waited_ms,
+        "first_ms": record.first_ms,
         "scores": list(record.scores),
     }

@@ -1,4 +1,4 @@
-"""Liveness, readiness, metrics and version. Nothing here waits for anything.
+"""Liveness, readiness, metrics and version. Nothing here waits for anything. Metrics show admins all, others their own rows.
 
 `/livez` says that this process answers; the others also that at least one model can be served end to end now.
 """
@@ -34,15 +34,22 @@ class HealthEndpoint:
         return JSONResponse({"status": "ok", **({"warnings": list(warnings)} if warnings else {})})
 
     async def metrics(self, request: Request) -> Response:
-        del request
+        principal = request.scope["state"]["principal"]
+        if not principal.admin:
+            return _text(self._head.metrics.render(principal.name))
         states = [(node.name, node.is_up) for node in self._head.fleet.health().nodes]
         self._head.metrics.nodes(states)
         self._head.metrics.waiting(self._head.fleet.waiting_by_class())
-        return Response(self._head.metrics.render(), headers={"content-type": METRICS_TYPE})
+        self._head.metrics.links(self._head.fleet.link_counts())
+        return _text(self._head.metrics.render())
 
     async def version(self, request: Request) -> Response:
         del request
         return JSONResponse({"version": self._head.version})
+
+
+def _text(rows: bytes) -> Response:
+    return Response(rows, headers={"content-type": METRICS_TYPE})
 
 
 def _unready(code: str, words: str) -> ApiError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,26 +13,99 @@ LOGPROB_MIN = -9999.0
 
 
 def content_entries(
-    tokens: Sequence[Sampled], token_bytes: Callable[[int], bytes], top: int
+    tokens: Sequence[Sampled],
+    token_bytes: Callable[[int], bytes],
+    top: int,
+    *,
+    as_ids: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the `logprobs.content` list for `tokens`, each with its `top` best alternatives, best first."""
+    """Return the `logprobs.content` list for `tokens`, each with its `top` best alternatives, best first.
+
+    With `as_ids` tokens are named by number, for texts that spell them may be the same.
+    """
     entries: list[dict[str, Any]] = []
     for sampled in tokens:
         measured = sampled.logprobs
-        entry = _entry(
-            sampled.token, LOGPROB_MIN if measured is None else measured.logprob, token_bytes
-        )
+        logprob = LOGPROB_MIN if measured is None else measured.logprob
+        entry = _entry(sampled.token, logprob, token_bytes)
         ranked = sorted(measured.top if measured else (), key=lambda pair: (-pair[1], pair[0]))
-        entry["top_logprobs"] = [_entry(token, value, token_bytes) for token, value in ranked[:top]]
+        best = [_entry(token, value, token_bytes) for token, value in ranked[:top]]
+        if as_ids:
+            entry["token"] = id_name(sampled.token)
+            for each, (token, _) in zip(best, ranked, strict=False):
+                each["token"] = id_name(token)
+        entry["top_logprobs"] = best
         entries.append(entry)
     return entries
 
 
+class LegacyLogprobs:
+    """The four parallel lists of /v1/completions, for one choice; `text_offset` counts characters of its whole text.
+
+    A token leaves with the text that holds its last character, so offsets of a token that was held begin where its
+    text does, and never go back.
+    """
+
+    def __init__(
+        self, token_bytes: Callable[[int], bytes], top: int, offset: int, *, as_ids: bool
+    ) -> None:
+        self._token_bytes = token_bytes
+        self._top = top
+        self._as_ids = as_ids
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = offset
+
+    def take(self, tokens: Sequence[Sampled]) -> dict[str, list[Any]]:
+        """Give the lists for the next tokens, in order."""
+        found: dict[str, list[Any]] = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
+        }
+        for sampled in tokens:
+            measured = sampled.logprobs
+            found["tokens"].append(self._name(sampled.token))
+            found["token_logprobs"].append(
+                finite(LOGPROB_MIN if measured is None else measured.logprob)
+            )
+            found["top_logprobs"].append(self._best(sampled) if self._top else None)
+            found["text_offset"].append(self._offset)
+            self._offset += len(self._decoder.decode(self._token_bytes(sampled.token)))
+        return found
+
+    def _best(self, sampled: Sampled) -> dict[str, float]:
+        """Map the best ids and the sampled one; of two with one name the likelier stays."""
+        measured = sampled.logprobs
+        if measured is None:
+            return {}
+        ranked = sorted(measured.top, key=lambda pair: (-pair[1], pair[0]))[: self._top]
+        best: dict[str, float] = {}
+        for token, value in (*ranked, (sampled.token, measured.logprob)):
+            best.setdefault(self._name(token), finite(value))
+        return best
+
+    def _name(self, token: int) -> str:
+        if self._as_ids:
+            return id_name(token)
+        return self._token_bytes(token).decode("utf-8", "backslashreplace")
+
+
+def id_name(token: int) -> str:
+    """Name a token by its number."""
+    return f"token_id:{token}"
+
+
+def finite(value: float) -> float:
+    """Make a number that JSON has."""
+    is_finite = math.isfinite(value) and value > LOGPROB_MIN
+    return min(value, 0.0) if is_finite else LOGPROB_MIN
+
+
 def _entry(token: int, value: float, token_bytes: Callable[[int], bytes]) -> dict[str, Any]:
     data = token_bytes(token)
-    is_finite = math.isfinite(value) and value > LOGPROB_MIN
     return {
         "token": data.decode("utf-8", "backslashreplace"),
-        "logprob": min(value, 0.0) if is_finite else LOGPROB_MIN,
+        "logprob": finite(value),
         "bytes": list(data),
     }

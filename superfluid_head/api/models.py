@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the union of what is configured and what the fleet serves or served."""
+"""GET /v1/models and /v1/models/{id}: the union of what is configured and what the fleet serves or served, as far as the key goes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from superfluid_head.api.errors import model_not_found
 from superfluid_head.api.state import Head, Target
 
 
@@ -23,11 +22,7 @@ class ModelsEndpoint:
         return JSONResponse({"object": "list", "data": data})
 
     async def one(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        model = self._head.models().get(name)
-        if model is None:
-            raise model_not_found(name)
-        return JSONResponse(self._card(model))
+        return JSONResponse(self._card(self._head.model(request.path_params["name"])))
 
     def _card(self, model: Target) -> dict[str, Any]:
         return {

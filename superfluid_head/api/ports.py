@@ -5,13 +5,14 @@ Nothing here decides or does anything.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
 
 from superfluid_core.session import QosClass
 from superfluid_head.fleet.chronicle import FleetEvent, PlacementRecord
+from superfluid_head.fleet.embeds import EmbedRequest
 from superfluid_head.fleet.events import GenerationEvent, GenerationRequest
 from superfluid_head.fleet.pins import PinnedPrefix, PrefixPin
 
@@ -103,8 +104,16 @@ class FleetDoor(Protocol):
         """How many wait in this head, best class first."""
         ...
 
+    def link_counts(self) -> Mapping[str, int]:
+        """How many links came, were replaced and were refused, by what happened."""
+        ...
+
     async def node_stats(self, name: str) -> bytes:
         """Ask a node for everything that it measures, as JSON."""
+        ...
+
+    async def embed(self, wanted: EmbedRequest) -> bytes:
+        """Make the vector of a text, little-endian float32. Raises SuperfluidError."""
         ...
 
     async def pin_prefix(self, pin: PrefixPin) -> PinnedPrefix:

@@ -8,35 +8,52 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from superfluid_core.limits import HttpLimits
+from superfluid_head.access.addresses import Connections, Proxies
 from superfluid_head.api.errors import ApiError
 from superfluid_head.api.sse import ABORT
 
+# Strangers decide how many of their requests are none: those are answered, and no line each in the log.
+_logger = logging.getLogger("superfluid_head.connections")
+_logger.setLevel(logging.ERROR)
+
 
 class HeadProtocol(HttpToolsProtocol):
-    """One connection. `limits` is set on the class made by `protocol_class`."""
+    """One connection. `limits` and `counted` are set on the class made by `protocol_class`."""
 
     limits = HttpLimits()
+    counted = Connections(0, Proxies())
 
     _refusal: ApiError | None = None
     _head_bytes = 0
     _is_in_head = False
     _head_timer: asyncio.TimerHandle | None = None
+    _address: str | None = None
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.logger = _logger
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         super().connection_made(transport)
-        if len(self.connections) > self.limits.connections_max:
+        address = self.client[0] if self.client else ""
+        if len(self.connections) > self.limits.connections_max or not self.counted.enter(address):
             transport.abort()
             return
+        self._address = address
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        if self._address is not None:
+            self.counted.leave(self._address)
+            self._address = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -108,6 +125,7 @@ def _headers_too_large() -> ApiError:
     return ApiError(431, "the request's headers are too large", code="headers_too_large")
 
 
-def protocol_class(limits: HttpLimits) -> type[Any]:
+def protocol_class(limits: HttpLimits, counted: Connections | None = None) -> type[Any]:
     """Make the protocol with these bounds."""
-    return type("BoundedProtocol", (HeadProtocol,), {"limits": limits})
+    bounds = {"limits": limits, "counted": counted or Connections(0, Proxies())}
+    return type("BoundedProtocol", (HeadProtocol,), bounds)

@@ -50,10 +50,18 @@ class QosDesk:
         self._completions = TokenBuckets(rules.completions)
 
     def judge(
-        self, headers: Mapping[str, str], principal: Principal, client: str, now_ns: int
+        self,
+        headers: Mapping[str, str],
+        principal: Principal,
+        client: str,
+        now_ns: int,
+        default: QosClass | None = None,
     ) -> Service:
-        """Raise ApiError (400, 403) or CapacityError (429 for a client's too many completions)."""
-        qos = self._qos(headers, principal)
+        """Raise ApiError (400, 403) or CapacityError (429 for a client's too many completions).
+
+        `default` is the class of a kind of request, where neither header nor key say one.
+        """
+        qos = self._qos(headers, principal, default)
         is_alone = self._is_alone(headers, principal)
         if qos is not QosClass.COMPLETION:
             return Service(qos, is_alone)
@@ -73,14 +81,18 @@ class QosDesk:
         _judge_ceiling(qos, principal)
         return qos
 
-    def _qos(self, headers: Mapping[str, str], principal: Principal) -> QosClass:
+    def _qos(
+        self, headers: Mapping[str, str], principal: Principal, default: QosClass | None
+    ) -> QosClass:
         asked = headers.get(QOS_HEADER)
         has_ceiling = principal.max_qos is not None
         if asked is not None and (self.rules.has_header or has_ceiling):
             qos = _parse(asked, QOS_HEADER)
             _judge_ceiling(qos, principal)
             return qos
-        return self.rules.default if principal.qos is None else principal.qos
+        if principal.qos is not None or default is None:
+            return self.rules.default if principal.qos is None else principal.qos
+        return default if principal.max_qos is None else max(default, principal.max_qos)
 
     def _is_alone(self, headers: Mapping[str, str], principal: Principal) -> bool:
         asked = headers.get(ALONE_HEADER)

@@ -47,6 +47,22 @@ def judge_ids(body: SamplingMembers, vocabulary: int) -> None:
             raise invalid(f"a token id is not below {vocabulary}", param=name)
 
 
+def judge_constrained(body: SamplingMembers) -> None:
+    """Refuse what would have to go on behind the end of a constrained text. Raises ApiError 400."""
+    for name in ("ignore_eos", "min_tokens"):
+        if getattr(body, name):
+            words = (
+                f"{name} and a constraint exclude each other: the text ends where its grammar does"
+            )
+            raise invalid(words, param=name, code="unsupported_value")
+
+
+def cut(prompt: tuple[int, ...], body: SamplingMembers) -> tuple[int, ...]:
+    """Keep the end of a prompt, if the request says how much of it."""
+    most = body.truncate_prompt_tokens
+    return prompt if most is None else prompt[-most:]
+
+
 def sampling_params(
     body: SamplingMembers,
     entropy: int,

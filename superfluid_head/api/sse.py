@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -24,7 +25,6 @@ from superfluid_head.api.errors import ApiError, from_error
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
     (b"connection", b"keep-alive"),
@@ -48,6 +48,31 @@ def error_event(error: SuperfluidError) -> bytes:
     return event(from_error(error).body())
 
 
+def named_event(name: str, payload: Any) -> bytes:
+    """One event with a name of its own."""
+    return b"event: " + name.encode("ascii") + b"\n" + event(payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How a dialect puts its events: the type of the reply, what breaks silence, and the last words, good or bad.
+
+    `last` is None where a good end needs no words.
+    """
+
+    media_type: bytes = b"text/event-stream; charset=utf-8"
+    ping: Callable[[], bytes] = lambda: PING
+    last: bytes | None = DONE
+    failed: Callable[[SuperfluidError], bytes] = error_event
+    extra: tuple[tuple[bytes, bytes], ...] = ()
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"content-type", self.media_type), *HEADERS, *self.extra]
+
+
+CHAT = Framing()
+
+
 class SlowClientError(Exception):
     """Raised when a reader took nothing for `slow_client_ms`."""
 
@@ -55,7 +80,8 @@ class SlowClientError(Exception):
 class EventStream:
     """A bounded line of events between the producer and the sender, ended by `close` or `fail`."""
 
-    def __init__(self) -> None:
+    def __init__(self, ping: Callable[[], bytes] = lambda: PING) -> None:
+        self._ping = ping
         self._line: asyncio.Queue[bytes | SuperfluidError | None] = asyncio.Queue(QUEUE_MAX)
         self._ahead: list[SuperfluidError | None] = []
 
@@ -76,7 +102,7 @@ class EventStream:
             async with asyncio.timeout(silence_s):
                 item = await self._line.get()
         except TimeoutError:
-            return PING
+            return self._ping()
         if not isinstance(item, bytes):
             return item
         parts = [item]
@@ -93,13 +119,14 @@ Produce = Callable[[EventStream], Awaitable[None]]
 
 
 class StreamingReply(Response):
-    """A reply whose events `produce` puts into an EventStream; ends with [DONE], or with an error event and no [DONE].
+    """A reply whose events `produce` puts into an EventStream; ends with [DONE] or what the framing has for it, or with an error event.
 
     The status line waits for the first event, for `silence_ms` at most: what fails before it is an ordinary error.
     """
 
-    def __init__(self, produce: Produce, limits: HttpLimits) -> None:
+    def __init__(self, produce: Produce, limits: HttpLimits, framing: Framing = CHAT) -> None:
         super().__init__()
+        self._framing = framing
         self._produce = produce
         self._limits = limits
 
@@ -116,7 +143,7 @@ class StreamingReply(Response):
                 await asyncio.sleep(0)  # lets the server see that the connection is gone
 
     async def _serve(self, send: Send) -> None:
-        stream = EventStream()
+        stream = EventStream(self._framing.ping)
         failure: SuperfluidError | SlowClientError | None = None
         async with asyncio.TaskGroup() as group:
             producer = group.create_task(self._fill(stream))
@@ -144,12 +171,15 @@ class StreamingReply(Response):
         item = await stream.get(silence_s)
         if isinstance(item, SuperfluidError):
             raise item
-        await self._send(send, {"type": "http.response.start", "status": 200, "headers": HEADERS})
+        headers = self._framing.headers()
+        await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
         while isinstance(item, bytes):
             await self._send(send, {"type": "http.response.body", "body": item, "more_body": True})
             item = await stream.get(silence_s)
-        last = DONE if item is None else error_event(item)
-        await self._send(send, {"type": "http.response.body", "body": last, "more_body": False})
+        framing = self._framing
+        last = (framing.last or b"") if item is None else framing.failed(item)
+        end = {"type": "http.response.body", "body": last, "more_body": False}
+        await self._send(send, end if item is None else {**end, "is_failed": True})
 
     async def _send(self, send: Send, message: dict[str, Any]) -> None:
         try:

@@ -16,7 +16,7 @@ import click
 START_FAILED = 3
 
 
-@click.group(help="Measure a running server, failover, or the engine beside others.")
+@click.group(help="Measure a running server, whole scenarios, or the engine beside others.")
 def bench() -> None:
     """Gather the benches."""
 
@@ -40,28 +40,54 @@ def serve(url: str, model: str, concurrency: tuple[int, ...], **numbers: int) ->
     raise SystemExit(0 if run_serve(plan, SystemClock(), click.echo) else 1)
 
 
-@bench.command("failover")
-@click.option("--engine", type=click.Choice(["mock", "native"]), default="mock", show_default=True)
-@click.option("--runs", default=20, show_default=True, help="Kills.")
-@click.option("--max-tokens", default=64, show_default=True, help="Length of each answer.")
-@click.option("--model", default="demo", show_default=True)
-@click.option("--seed", default=1, show_default=True)
+@bench.command("scenario")
+@click.argument("name", metavar="NAME|list")
+@click.option("--base-url", metavar="URL", help="A server that runs already, with or without /v1.")
+@click.option("--model", default="demo", show_default=True, help="What to serve, or to ask for.")
+@click.option("--key-file", metavar="FILE", help="API key of that server.")
+@click.option("--rounds", type=click.IntRange(1), help="Counted rounds.  [default: the scenario's]")
+@click.option("--streams", type=click.IntRange(1), help="Requests at once.  [default: its own]")
+@click.option("--engine", type=click.Choice(["mock", "native"]), help="Of our nodes.")
 @click.option("--dtype", default="auto", show_default=True, help="Of the native engine.")
-def failover(**plan: Any) -> None:
-    """Kill the serving node at random tokens and compare with the unbroken answers."""
-    from superfluid_head.bench.failover import FailoverBench, run_failover, summary
-    from superfluid_head.bench.rig import RigError
+@click.option("--batch-invariant", is_flag=True, help="Ask for lanes that tick alone.")
+@click.option("--seed", default=1, show_default=True)
+@click.option("--quick", "is_quick", is_flag=True, help="Small sizes, the same bars.")
+@click.option("--json", "is_json", is_flag=True, help="JSON lines only, no table.")
+def scenario(name: str, key_file: str | None, is_json: bool, **plan: Any) -> None:  # noqa: FBT001 - click passes it by name
+    """Play a scenario and judge it; `list` names them all. Exits with 1 when a bar is missed."""
+    from superfluid_head.bench.rig import RigError, ended_by_signals
+    from superfluid_head.bench.scenarios import scenario_named
+    from superfluid_head.bench.scenarios.base import Plan
+    from superfluid_head.bench.scenarios.run import listing, run_scenario
+    from superfluid_head.config import client_key
 
-    bench_plan = FailoverBench(**plan)
+    if name == "list":
+        click.echo(listing())
+        return
     try:
-        done = run_failover(bench_plan, click.echo)
+        kind = scenario_named(name)
+    except KeyError:
+        raise click.UsageError(f"there is no scenario {name[:40]!r}; see `list`") from None
+    chosen = Plan(api_key=client_key(key_file), **plan)
+    try:
+        with ended_by_signals():
+            is_passed = run_scenario(kind, chosen, click.echo, is_json=is_json)
     except RigError as error:
         click.echo(f"superfluid: {error}", err=True)
         raise SystemExit(START_FAILED) from None
-    click.echo("\n" + summary(bench_plan, done))
-    is_exact = bench_plan.engine == "mock"
-    good = all(r.is_complete and (r.differs_at is None or not is_exact) for r in done)
-    raise SystemExit(0 if good else 1)
+    raise SystemExit(0 if is_passed else 1)
+
+
+@bench.command("placement")
+@click.option("--nodes", default=(50, 200, 1_000), multiple=True, show_default=True)
+@click.option("--prompt", default=32_000, show_default=True, help="Tokens of the prompt.")
+@click.option("--calls", default=500, show_default=True, help="Of which the median counts.")
+def placement(nodes: tuple[int, ...], prompt: int, calls: int) -> None:
+    """Measure what choosing a node costs, with the block names of a long prompt, by the size of the fleet."""
+    from superfluid_core.clock import SystemClock
+    from superfluid_head.bench.placement import run_placement
+
+    raise SystemExit(0 if run_placement(nodes, prompt, calls, SystemClock(), click.echo) else 1)
 
 
 @bench.command("engine")
@@ -79,6 +105,17 @@ def engine(model: str, record_costs: str, threads: int, repeats: int) -> None:
     command += ["--threads", str(threads or os.cpu_count() or 1), "--repeats", str(repeats)]
     done = subprocess.run([*command, "--record-costs", record_costs], check=False)
     raise SystemExit(START_FAILED if done.returncode else 0)
+
+
+@bench.command("structured")
+@click.option("--model", default="demo", show_default=True, help="A GGUF file, or demo.")
+@click.option("--rounds", default=3, show_default=True, help="Counted rounds; one more warms up.")
+@click.option("--threads", default=0, show_default="all cores", help="Threads of the engine.")
+def structured(model: str, rounds: int, threads: int) -> None:
+    """Hold the native engine to 25 JSON schemas, judge its answers, and measure what the masks cost."""
+    command = [sys.executable, "-m", "superfluid_noded.bench_structured", "--model", model]
+    command += ["--rounds", str(rounds), "--threads", str(threads or os.cpu_count() or 1)]
+    raise SystemExit(subprocess.run(command, check=False).returncode)
 
 
 @bench.command("compare")

@@ -24,8 +24,38 @@ ERROR_CHARS_MAX = 300
 
 
 @dataclass(slots=True)
+class Said:
+    """All of one choice that a client can compare: whatever mode it was asked in."""
+
+    text: str = ""
+    reasoning: str = ""
+    logprobs: list[Any] = field(default_factory=list)
+    calls: dict[int, list[str]] = field(default_factory=dict)
+    finish_reason: str | None = None
+
+    def take(self, choice: dict[str, Any]) -> bool:
+        """Fold a chunk's choice in; true when it brought anything to read."""
+        delta = choice.get("delta", {})
+        content, thought = delta.get("content"), delta.get("reasoning_content")
+        self.text += content or ""
+        self.reasoning += thought or ""
+        self.logprobs += (choice.get("logprobs") or {}).get("content") or ()
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        for call in delta.get("tool_calls") or ():
+            made = self.calls.setdefault(call["index"], ["", ""])
+            function = call.get("function", {})
+            made[0] += function.get("name") or ""
+            made[1] += function.get("arguments") or ""
+        return bool(content or thought or delta.get("tool_calls"))
+
+
+@dataclass(slots=True)
 class Answer:
-    """One reply as it came. `at_ms[i]` is the arrival of the i-th piece of text, `started_ms` the sending of the request; `node` is for callers who know it."""
+    """One reply as it came. `at_ms[i]` is the arrival of the i-th piece of text, `started_ms` the sending of the request; `node` is for callers who know it.
+
+    `text` is all choices' text in the order of arrival; `choices` keeps them apart, with everything else that was said.
+    `endings` are the marks of an end in the order in which they came: finish, usage, error, done, refused, and late for text behind one.
+    """
 
     started_ms: float
     ended_ms: float = 0.0
@@ -34,9 +64,13 @@ class Answer:
     finish_reason: str | None = None
     node: str | None = None
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     completion_tokens: int = 0
+    choices: dict[int, Said] = field(default_factory=dict)
+    request_id: str | None = None
     is_done: bool = False
     error: str | None = None
+    endings: list[str] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -45,6 +79,11 @@ class Answer:
     @property
     def first_ms(self) -> float | None:
         return self.at_ms[0] - self.started_ms if self.at_ms else None
+
+    @property
+    def usage(self) -> tuple[int, int]:
+        """Prompt and completion tokens, as the server counted them."""
+        return self.prompt_tokens, self.completion_tokens
 
     def gaps_ms(self) -> list[float]:
         return [b - a for a, b in pairwise(self.at_ms)]
@@ -75,20 +114,28 @@ def http_client(connections: int = 1024, api_key: str | None = None) -> httpx.As
 def _take(answer: Answer, event: dict[str, Any], now_ms: float) -> bool:
     """Fold one event into `answer`; true when it brought text."""
     if event.get("error"):
+        answer.endings.append("error")
         answer.error = str(event["error"].get("message", event["error"]))[:ERROR_CHARS_MAX]
         return False
     usage = event.get("usage")
     if usage:
+        answer.endings.append("usage")
         answer.prompt_tokens = usage["prompt_tokens"]
         answer.completion_tokens = usage["completion_tokens"]
+        details = usage.get("prompt_tokens_details") or {}
+        answer.cached_tokens = details.get("cached_tokens") or 0
     brought = False
     for choice in event.get("choices", ()):
-        piece = choice.get("delta", {}).get("content")
-        if piece:
-            answer.text += piece
+        said = answer.choices.setdefault(choice.get("index", 0), Said())
+        if said.take(choice):
+            answer.text += choice.get("delta", {}).get("content") or ""
             answer.at_ms.append(now_ms)
             brought = True
-        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+            if answer.endings:
+                answer.endings.append("late")
+        if choice.get("finish_reason"):
+            answer.endings.append("finish")
+            answer.finish_reason = choice["finish_reason"]
     return brought
 
 
@@ -100,6 +147,7 @@ async def _read(
             continue
         data = line[5:].strip()
         if data == "[DONE]":
+            answer.endings.append("done")
             answer.is_done = True
         elif _take(answer, json.loads(data), clock.now_ns() / MS) and on_chunk is not None:
             on_chunk(answer)
@@ -116,10 +164,12 @@ async def chat(
     answer = Answer(started_ms=clock.now_ns() / MS)
     try:
         async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+            answer.request_id = response.headers.get("x-request-id")
             if response.status_code == httpx.codes.OK:
                 await _read(response, answer, clock, on_chunk)
             else:
                 text = (await response.aread()).decode("utf-8", "replace")
+                answer.endings.append("refused")
                 answer.error = f"{response.status_code}: {text[:ERROR_CHARS_MAX]}"
     except httpx.HTTPError as error:
         answer.error = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]

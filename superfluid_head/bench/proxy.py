@@ -1,7 +1,8 @@
-"""A TCP proxy that passes everything on and keeps what it saw: the proof that nobody on the way reads a prompt.
+"""TCP proxies on loopback: one keeps what it saw, the proof that nobody on the way reads a prompt; one can become a black hole.
 
 One thread, one selector, loopback only. It is for short exchanges: what it keeps is bounded by `SEEN_BYTES_MAX`, and it
-refuses to go on beyond that rather than forget.
+refuses to go on beyond that rather than forget. A hole keeps what it swallows, as the network's own buffers would, and gives it
+out when it is filled.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -83,3 +85,50 @@ class RecordingProxy:
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         self._selector.close()
+
+
+class HoleProxy(RecordingProxy):
+    """Swallows what goes to its target, what comes from it, or both, while it is told to; connections stand all the time."""
+
+    def __init__(self, target: str) -> None:
+        self._held: dict[socket.socket, bytearray] = {}
+        self._lock = threading.Lock()
+        self._swallows: frozenset[str] = frozenset()
+        self._near: set[socket.socket] = set()
+        super().__init__(target)
+
+    def open_hole(self, *directions: str) -> None:
+        """Swallow from now on: "to" the target, "from" it."""
+        with self._lock:
+            self._swallows = frozenset(directions)
+
+    def fill_hole(self) -> None:
+        """Pass on again, first what was swallowed."""
+        with self._lock:
+            self._swallows = frozenset()
+            held, self._held = self._held, {}
+            for target, data in held.items():
+                with suppress(OSError):
+                    target.sendall(data)
+
+    def _accept(self) -> None:
+        known = {key.fileobj for key in self._selector.get_map().values()}
+        super()._accept()
+        fresh = [key for key in self._selector.get_map().values() if key.fileobj not in known]
+        # Of the two new sockets the first is the near one: it is registered first.
+        self._near |= {key.fileobj for key in fresh[:1] if isinstance(key.fileobj, socket.socket)}
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        direction = "to" if source in self._near else "from"
+        with self._lock:
+            if direction not in self._swallows:
+                self.seen.clear()
+                super()._pass_on(source, target)
+                return
+            with suppress(OSError):
+                held = self._held.setdefault(target, bytearray())
+                data = source.recv(RECEIVE_BYTES)
+                if data and len(held) + len(data) <= SEEN_BYTES_MAX:
+                    held += data
+                    return
+        super()._pass_on(source, target)

@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -152,11 +152,17 @@ class Rig:
             ],
         )  # fmt: skip
 
-    def start_head(self, *flags: str, nodes: Sequence[str] = (), key: Path | None = None) -> Child:
-        """Start a head of `nodes` (HOST:PORT); `flags` begin with the models to serve."""
+    def start_head(
+        self,
+        *flags: str,
+        nodes: Sequence[str] = (),
+        key: Path | None = None,
+        http: str = "127.0.0.1:0",
+    ) -> Child:
+        """Start a head of `nodes` (HOST:PORT, or an @FILE); `flags` begin with the models to serve."""
         auth = ("--fleet-auth", str(key)) if key else ()
         fleet = ("--fleet", ",".join(nodes)) if nodes else ()
-        command = [*program("superfluid"), "serve", *flags, "--http", "127.0.0.1:0", *fleet, *auth]
+        command = [*program("superfluid"), "serve", *flags, "--http", http, *fleet, *auth]
         return self.spawn("head", command)
 
     def wait_ready(self, *children: Child, timeout_s: float = READY_SECONDS) -> None:
@@ -210,3 +216,18 @@ class Rig:
                 with suppress(subprocess.TimeoutExpired):
                     child.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into an ordinary exit, so that the children are ended too."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {n: signal.signal(n, leave) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

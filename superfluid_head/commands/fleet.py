@@ -23,7 +23,10 @@ DEFAULT_KEY_FILE = "fleet.key"
 GRACE_MS_MAX = 86_400_000
 CELL_CHARS_MAX = 60
 NAMES_SHOWN_MAX = 16
-COLUMNS = ("NODE", "STATE", "LANES", "QUEUED", "SESSIONS", "BLOCKS", "CIRCUIT", "ADDRESS", "MODELS")
+COLUMNS = (
+    "NODE", "STATE", "LANES", "QUEUED", "SESSIONS", "BLOCKS", "CIRCUIT", "LINK", "KEY", "AGE",
+    "REKEYS", "ADDRESS", "MODELS",
+)  # fmt: skip
 
 
 @click.group("fleet", cls=SuggestingGroup)
@@ -95,15 +98,13 @@ def why(request: str, url: str, api_key_file: str | None, *, is_json: bool) -> N
 )
 @click.argument("node")
 def drain(node: str, url: str, api_key_file: str | None, grace_ms: int | None) -> None:
-    """Give NODE no new sessions of this head; what runs there finishes, or moves after the grace.
+    """Give NODE no new sessions; what runs there finishes, or moves after the grace.
 
-    Other heads go on using it. `undrain` takes it back, and so does a restart of the node.
+    The node is told, so other heads leave it too. `undrain` takes it back, and so does a restart of the node.
     """
     body = {} if grace_ms is None else {"grace_ms": grace_ms}
     _order(node, "drain", url, api_key_file, body)
-    click.echo(
-        f"{clean(node)} gets no new sessions from this head; superfluid fleet undrain takes it back"
-    )
+    click.echo(f"{clean(node)} gets no new sessions; superfluid fleet undrain takes it back")
 
 
 @fleet.command("undrain")
@@ -141,7 +142,9 @@ def _print_status(found: dict[str, Any]) -> None:
     counters = found["counters"]
     click.echo(
         f"{found['running']} running, {sum(found['waiting'])} waiting; "
-        f"{counters['placements']} placements, {counters['moves']} moves, {counters['faults']} faults"
+        f"{counters['placements']} placements, {counters['moves']} moves, {counters['faults']} faults; "
+        f"{counters['joins']} joins, {counters['rekeys']} rekeys, "
+        f"{counters['link_refusals'] + counters['join_refusals']} links refused"
     )
 
 
@@ -154,10 +157,28 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
         node["sessions"],
         f"{node['blocks_used']}/{node['blocks']}",
         node["circuit"],
+        _link_word(node),
+        node["key"],
+        _age_word(node["link_age_s"]) if node["links"] else "-",
+        node["rekeys"],
         node["address"],
         ",".join(map(str, node["models"])) or "-",
     )
     return tuple(clean(str(cell), CELL_CHARS_MAX) for cell in cells)
+
+
+def _link_word(node: dict[str, Any]) -> str:
+    """Say how the links came about, and how many there are when it is not one."""
+    count = node["links"]
+    return str(node["link"]) + ("" if count == 1 else f" x{count}")
+
+
+def _age_word(seconds: int) -> str:
+    """Write an age in its largest unit."""
+    for name, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size}{name}"
+    return f"{seconds}s"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Questions to a node that are answered in numbered pieces: its model's text files, its statistics, its sessions.
+"""Questions to a node that are answered in numbered pieces: its model's text files, its statistics, its sessions, vectors of texts.
 
-Bounded: ASKS_MAX questions a link, each with a deadline, answers up to the size of the largest file. Pieces of one answer come in
+Bounded: ASKS_MAX questions a link (and EMBEDS_MAX texts, which have numbers of their own and may be refused), each with a deadline, answers up to the size of the largest file. Pieces of one answer come in
 order, since a link keeps order; one that does not is a broken answer. When the link is lost every question fails.
 """
 
@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from superfluid_core.errors import CapacityError, ErrorCode, GenerationError, RemoteProtocolError
+from superfluid_core.errors import (
+    CapacityError,
+    ErrorCode,
+    GenerationError,
+    InvalidRequestError,
+    RemoteProtocolError,
+    SuperfluidError,
+)
 from superfluid_core.limits import WireLimits
 from superfluid_core.wire.messages import (
+    Embed,
+    Embedded,
     FileAsk,
     FilePiece,
     Message,
+    Refuse,
     SessionRow,
     Sessions,
     SessionsAsk,
@@ -26,7 +37,10 @@ from superfluid_core.wire.messages import (
 )
 
 ASKS_MAX = 16
+EMBEDS_MAX = 32
 ASK_MS_MAX = 30_000
+EMBED_MS_MAX = 300_000
+SESSION_BITS = 64
 SESSION_ROWS_MAX = 65_536
 
 
@@ -53,7 +67,17 @@ class Asks:
 
     def __init__(self) -> None:
         self._open: dict[int, _Answer] = {}
+        self._embeds: dict[int, _Answer] = {}
         self._number = 0
+
+    @property
+    def newest(self) -> int:
+        """Number of the last question asked."""
+        return self._number
+
+    def are_answered(self, newest: int) -> bool:
+        """Whether no question up to that number is open."""
+        return all(number > newest for number in self._open)
 
     def take(self, message: Message) -> None:
         """Fold a piece in; messages that answer nothing are ignored."""
@@ -71,17 +95,38 @@ class Asks:
                     answer.rows.extend(message.rows)
                     answer.pieces.append(b"")
                     self._count(answer, len(answer.pieces), message.piece, message.pieces)
+            case Embedded():
+                answer = self._embeds.get(message.session)
+                if answer is not None:
+                    answer.bytes += len(message.data)
+                    answer.pieces.append(message.data)
+                    self._count(answer, len(answer.pieces), message.piece, message.pieces)
             case _:
                 return
 
+    @property
+    def embeds(self) -> int:
+        """How many texts are being embedded."""
+        return len(self._embeds)
+
+    def refuse(self, refusal: Refuse) -> bool:
+        """Take a refusal, if it is one of a text."""
+        answer = self._embeds.get(refusal.session)
+        if answer is None:
+            return False
+        if not answer.done.done():
+            answer.done.set_exception(_refused(refusal))
+        return True
+
     def break_off(self) -> None:
         """Fail every question: the link is gone."""
-        for answer in self._open.values():
+        for answer in (*self._open.values(), *self._embeds.values()):
             if not answer.done.done():
                 answer.done.set_exception(
                     GenerationError("the node was lost while it answered", code=ErrorCode.NODE_LOST)
                 )
         self._open.clear()
+        self._embeds.clear()
 
     async def file(self, node: Asker, model: str, name: str) -> bytes | None:
         """Fetch one text file of `model`, or None when the node has none of that name."""
@@ -103,24 +148,38 @@ class Asks:
         answer = await self._ask(node, SessionsAsk)
         return answer.rows
 
+    async def embed(self, node: Asker, model: str, pooling: str, ids: tuple[int, ...]) -> bytes:
+        """Have a text embedded: little-endian float32. Raises SuperfluidError."""
+        if len(self._embeds) >= EMBEDS_MAX:
+            words = "too many texts are being embedded"
+            raise CapacityError(words, code=ErrorCode.OVERLOADED, retry_after_ms=1_000)
+        number = secrets.randbits(SESSION_BITS) or 1
+        ask = Embed(number, model, pooling, ids)
+        return b"".join((await self._hear(node, self._embeds, number, ask)).pieces)
+
     async def _ask(self, node: Asker, ask: Callable[[int], Message]) -> _Answer:
         if len(self._open) >= ASKS_MAX:
             raise CapacityError("too many questions to this node are open")
         self._number += 1
-        number = self._number
+        return await self._hear(node, self._open, self._number, ask(self._number))
+
+    async def _hear(
+        self, node: Asker, places: dict[int, _Answer], number: int, ask: Message
+    ) -> _Answer:
         answer = _Answer(asyncio.get_running_loop().create_future())
-        self._open[number] = answer
+        places[number] = answer
         try:
-            if not node.send(ask(number)):
+            if not node.send(ask):
                 raise GenerationError("the node is not linked", code=ErrorCode.NODE_LOST)
-            async with asyncio.timeout(ASK_MS_MAX / 1_000):
+            longest = EMBED_MS_MAX if isinstance(ask, Embed) else ASK_MS_MAX
+            async with asyncio.timeout(longest / 1_000):
                 await answer.done
         except TimeoutError:
             raise GenerationError(
                 "the node did not answer in time", code=ErrorCode.TIMEOUT
             ) from None
         finally:
-            self._open.pop(number, None)
+            places.pop(number, None)
         return answer
 
     def _count(self, answer: _Answer, seen: int, piece: int, pieces: int) -> None:
@@ -132,3 +191,17 @@ class Asks:
             answer.done.set_exception(RemoteProtocolError("an answer came broken"))
         elif seen == pieces:
             answer.done.set_result(None)
+
+
+def _refused(refusal: Refuse) -> SuperfluidError:
+    """Make the failure that a node told; only what the request itself is to blame for is the caller's."""
+    code = refusal.code
+    if code in (
+        ErrorCode.UNSUPPORTED,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.CONTEXT_LENGTH_EXCEEDED,
+    ):
+        return InvalidRequestError(refusal.text, param="input", code=code)
+    if code in (ErrorCode.OVERLOADED, ErrorCode.DRAINING):
+        return CapacityError(refusal.text, code=code, retry_after_ms=refusal.retry_after_ms)
+    return GenerationError(refusal.text, code=code)

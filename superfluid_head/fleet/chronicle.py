@@ -12,7 +12,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from superfluid_core.clock import Clock
@@ -52,7 +52,7 @@ class FleetEvent:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRecord:
-    """One placement of one choice, as `why` shows it."""
+    """One placement of one choice, as `why` shows it. `first_ms` is the time from there to its first token, None until then."""
 
     choice: int
     epoch: int
@@ -62,6 +62,7 @@ class PlacementRecord:
     waited_ms: int
     titles: Mapping[str, str] = field(repr=False)
     compared: Compared = field(repr=False)
+    first_ms: int | None = None
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -179,6 +180,14 @@ class Chronicle:
             best = "; ".join(record.scores[:SCORES_LOGGED_MAX])
             log(logger, "info", "placed", **what, policy=record.policy, scores=best)
         return record
+
+    def began(self, request: GenerationRequest, first_ms: int) -> None:
+        """Note the first token of the choice's last placement."""
+        records = self._records.get(request.request_id, [])
+        for place in range(len(records) - 1, -1, -1):
+            if records[place].choice == request.choice:
+                records[place] = replace(records[place], first_ms=first_ms)
+                return
 
     def moved(
         self, request: GenerationRequest, action: Announce, epoch: int, delivered: int

@@ -17,6 +17,7 @@ from superfluid_core.placement.estimate import OutputLengths, step_seconds, usab
 from superfluid_core.placement.policies import Policy, Refusal
 from superfluid_core.placement.reserve import Placed, place
 from superfluid_core.placement.view import FleetView, NodeView, PlacementLimits, PlacementRequest
+from superfluid_core.session import QosClass
 from superfluid_head.fleet.events import GenerationRequest
 from superfluid_head.fleet.node import FleetNode
 from superfluid_head.fleet.stream import Generation
@@ -70,6 +71,24 @@ class Desk:
             self._nodes[verdict.choice.node].circuit.probe()
         return verdict
 
+    def kind(self, generation: Generation, wanted: Place) -> tuple[object, ...]:
+        """Say what a refusal for want of room depends on: what was refused to one is refused to all of its kind, at that moment.
+
+        Beside the tenant: only `Fit.TENANT` looks at that.
+        """
+        request, ranking = generation.request, self._view.ranking
+        model = None if ranking is None else ranking.models.get(request.model)
+        asked = len(request.prompt) + request.max_output
+        wide = 0 if model is None else sum(asked <= lot.window for lot in model.lots.values())
+        return (
+            request.model,
+            generation.machine.journal.weights,
+            wanted.is_move,
+            wanted.avoid,
+            generation.qos is QosClass.INTERACTIVE,
+            wide,
+        )
+
     def _place(
         self, request: PlacementRequest, target: str | None, now_ns: int
     ) -> Placed | Refusal:
@@ -98,16 +117,21 @@ class Desk:
                 return True
         return False
 
+    def expected(self, request: GenerationRequest) -> int:
+        """Guess how many tokens will be produced."""
+        return self.lengths.expect(request.model, request.tenant, request.max_output)
+
     def pace_ns(self, request: GenerationRequest) -> int:
         """Time between two lanes that come free when all are busy, by what nodes have measured; 0 while none has."""
-        output = self.lengths.expect(request.model, request.tenant, request.max_output)
+        output = self.expected(request)
         per_second = 0.0
         for node in self._view.nodes.values():
             offer = node.offers.get(request.model)
-            if offer is None or not node.is_up or not usable(node.load.decode_rates):
+            if offer is None or not node.is_up:
                 continue
-            lanes = max(1, offer.lanes)
-            per_second += lanes / (output * step_seconds(node.load.decode_rates, lanes))
+            rates, lanes = node.work(offer).load.decode_rates, max(1, offer.lanes)
+            if usable(rates):
+                per_second += lanes / (output * step_seconds(rates, lanes))
         return round(SECOND / per_second) if per_second else 0
 
     def is_last_healthy(self, node: FleetNode, now_ns: int) -> bool:
@@ -136,6 +160,7 @@ class Desk:
             avoid=wanted.avoid,
             is_move=wanted.is_move,
             cached=self.warmth.cached(request, journal.ids, generation.names),
+            tenant=request.tenant,
         )
 
     def _hear_circuits(self, model: str, now_ns: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from superfluid_core.errors import ConfigError
 from superfluid_core.placement.view import Offer
 from superfluid_core.session import Determinism
+from superfluid_core.wire.announced import tenant_lanes_of
 from superfluid_core.wire.messages import ModelOffer, Welcome
 from superfluid_head.fleet.nodesfile import read_nodes
 
@@ -23,7 +24,7 @@ NODES_MAX = 1_024
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """Where a node listens. Port 0 means that it is not known yet. `label` names it in logs."""
+    """Where a node listens. Port 0: not known yet, or it dials us. `label` names it in logs."""
 
     host: str
     port: int
@@ -31,7 +32,7 @@ class NodeAddress:
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return f"{host}:{self.port}" if self.port else host
 
     @property
     def key(self) -> str:
@@ -119,10 +120,12 @@ class Admission:
 
     offers: dict[str, ModelOffer]
     complaints: tuple[str, ...]
+    tenant_lanes: int = 0
 
     def views(self) -> dict[str, Offer]:
+        cap = self.tenant_lanes
         return {
-            name: Offer(o.weights, o.window, o.lanes, o.block_tokens, o.blocks)
+            name: Offer(o.weights, o.window, o.lanes, o.block_tokens, o.blocks, o.engine, cap)
             for name, o in self.offers.items()
         }
 
@@ -161,7 +164,7 @@ class Directory:
         self._identities[welcome.node] = key
         for offer in offers.values():
             self._serve(key, _Serving(title, offer, welcome.determinism))
-        return Admission(offers, tuple(complaints))
+        return Admission(offers, tuple(complaints), tenant_lanes_of(welcome.features))
 
     def leave(self, key: str) -> None:
         """Forget a node's live part; its models stay known."""

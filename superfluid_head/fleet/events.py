@@ -21,7 +21,7 @@ from superfluid_core.session import (
 class GenerationRequest:
     """One choice. `stop_ids` are the request's own; the model's end-of-text ids count unless `ignore_eos`.
 
-    `max_output` and `min_output` are absolute counts; `deadline_ns` is a time of the head's monotonic clock, and so is
+    `weight` is the share of its tenant in fair queueing. `max_output` and `min_output` are absolute counts; `deadline_ns` is a time of the head's monotonic clock, and so is
     `start_by_ns`: who has not got a lane until then is dropped, who has is not bound by it.
     """
 
@@ -36,6 +36,7 @@ class GenerationRequest:
     choice: int = 0
     qos: QosClass = QosClass.AGENT
     tenant: str = "anonymous"
+    weight: int = 1
     batch_invariant: bool = False
     cache_salt: bytes = field(default=b"", repr=False)
     grammar: Grammar | None = None

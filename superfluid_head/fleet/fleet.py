@@ -23,6 +23,7 @@ from superfluid_head.fleet.chronicle import Listener, PlacementRecord
 from superfluid_head.fleet.context import FleetOptions, NodeContext
 from superfluid_head.fleet.desk import Desk
 from superfluid_head.fleet.directory import Admission, Directory, NodeAddress, ServedModel
+from superfluid_head.fleet.embeds import EmbedRequest, embed
 from superfluid_head.fleet.events import (
     EndEvent,
     GenerationEvent,
@@ -33,12 +34,14 @@ from superfluid_head.fleet.events import (
 )
 from superfluid_head.fleet.generation import GenerationMachine
 from superfluid_head.fleet.health import FleetHealth, NodeState, state_of
+from superfluid_head.fleet.joins import Joins
 from superfluid_head.fleet.members import Members, Reloaded
 from superfluid_head.fleet.node import FleetNode, SessionMessage
 from superfluid_head.fleet.pins import Naming, PinnedPrefix, Pinner, PrefixPin, unpin
 from superfluid_head.fleet.quarantine import QuarantineTable
+from superfluid_head.fleet.reach import say_windows, tried
 from superfluid_head.fleet.runner import Runner
-from superfluid_head.fleet.standing import Counters, Slot
+from superfluid_head.fleet.standing import Counters, Slot, Standing
 from superfluid_head.fleet.stream import Generation
 from superfluid_head.fleet.transitions import Loss
 from superfluid_head.fleet.warmth import Warmth
@@ -66,6 +69,8 @@ FIRST_DIAL_MS = 3_000
 RETRY_MS = 2_000
 SESSION_BITS = 64
 LEAVING_SHARE = 3
+# A node that was ordered to drain ends nothing by itself for a day: heads move what runs there, in peace.
+ORDER_GRACE_MS = 86_400_000
 
 
 class Fleet:
@@ -75,13 +80,9 @@ class Fleet:
         self._options = options
         self._clock = clock
         self._drawn = drawn or random.SystemRandom()
-        context = NodeContext(
-            options.keys,
-            options.head,
-            clock,
-            options.link_limits,
-            options.fleet_limits,
-            self._drawn,
+        limits = (options.fleet_limits, options.link_limits)
+        self._context = context = NodeContext(
+            options.keys, options.head, clock, limits[1], limits[0], self._drawn, options.conns
         )
         self.directory = Directory(allow_mixed=options.allow_mixed, texts=options.texts)
         self._nodes = {address.key: FleetNode(address, context, self) for address in options.nodes}
@@ -89,8 +90,7 @@ class Fleet:
         policy, fleet_limits = options.policy, options.fleet_limits
         self._desk = Desk(self._nodes, policy, fleet_limits, self._drawn, Warmth(salt))
         # Without a fleet key the quarantine's hashes are keyed by chance: they only live in this process.
-        secret = options.keys.prefix_salt if options.keys else self._drawn.randbytes(32)
-        limits = (options.fleet_limits, options.link_limits)
+        secret = salt or self._drawn.randbytes(32)
         quarantine = QuarantineTable(secret, options.fleet_limits)
         self._runner = Runner(self._nodes, self._desk, quarantine, clock, limits)
         self._runner.knows = self.directory.knows
@@ -102,7 +102,9 @@ class Fleet:
             self._runner.relief,
             clock,
         )
+        self._joins = Joins(options, clock, self._nodes, self._adopt) if options.listen else None
         self._pinner = Pinner()
+        self._ordered: set[str] = set()
         self._changed = asyncio.Event()
         self._is_closing = False
 
@@ -113,11 +115,12 @@ class Fleet:
         try:
             async with asyncio.TaskGroup() as group:
                 self._members.start(group)
+                if self._joins is not None:
+                    group.create_task(self._joins.serve())
                 try:
                     while True:
                         await asyncio.sleep(TICK_MS / 1_000)
-                        self._runner.tick()
-                        self._members.tick(self._clock.now_ns())
+                        self._tick(self._clock.now_ns())
                 finally:
                     self._is_closing = True
         finally:
@@ -127,6 +130,22 @@ class Fleet:
                         "the head stops", code=ErrorCode.DRAINING, retry_after_ms=RETRY_MS
                     )
                 )
+
+    async def listen(self) -> list[tuple[str, int]]:
+        """Bind where nodes may dial in, before `run`; returns what was bound. Raises SuperfluidError."""
+        return [] if self._joins is None else await self._joins.start()
+
+    def _tick(self, now_ns: int) -> None:
+        self._runner.tick()
+        self._members.tick(now_ns)
+        for node in [] if self._joins is None else self._joins.forgotten(now_ns):
+            self._members.forget(node)
+            self._tell("node-forgotten", node)
+
+    def _adopt(self, address: NodeAddress) -> FleetNode:
+        node = FleetNode(address, self._context, self, is_joined=True)
+        self._members.adopt(node)
+        return node
 
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait until a node is up, and for a moment until each was tried; then say what is served.
@@ -140,20 +159,8 @@ class Fleet:
                     await self._changed.wait()
         except TimeoutError:
             return False
-        try:
-            async with asyncio.timeout(min(timeout_s, FIRST_DIAL_MS / 1_000)):
-                for node in list(self._nodes.values()):
-                    await node.tried.wait()
-        except TimeoutError:
-            pending = [node.title for node in self._nodes.values() if not node.tried.is_set()]
-            log(logger, "warning", "nodes not reached yet", nodes=", ".join(pending))
-        for model in self.directory.models():
-            if model.is_up:
-                log(
-                    logger,
-                    "info",
-                    f"{model.name}: context window {model.window} tokens (the largest node's)",
-                )
+        await tried(self._nodes.values(), min(timeout_s, FIRST_DIAL_MS / 1_000))
+        say_windows(self.directory.models())
         return True
 
     def relocate(self, key: str, host: str, port: int) -> None:
@@ -226,10 +233,16 @@ class Fleet:
 
     @property
     def counters(self) -> Counters:
-        return self._runner.counters
+        found = self._runner.counters
+        found.join_refusals = 0 if self._joins is None else self._joins.refusals
+        return found
 
     def waiting_by_class(self) -> tuple[int, ...]:
         return self._runner.room.by_class()
+
+    def link_counts(self) -> dict[str, int]:
+        """Count what happened to links, for metrics."""
+        return self.counters.links()
 
     def snapshot(self) -> dict[str, Any]:
         """Everything about the fleet as plain values, for GET /v1/fleet."""
@@ -272,6 +285,10 @@ class Fleet:
         node = self._named(name)
         return await node.asks.sessions(node)
 
+    async def embed(self, wanted: EmbedRequest) -> bytes:
+        """Make the vector of a text, little-endian float32. Raises SuperfluidError."""
+        return await embed(self._nodes.values(), wanted)
+
     async def pin_prefix(self, pin: PrefixPin) -> PinnedPrefix:
         """Have a node keep a prefix that is in its cache. Raises SuperfluidError."""
         node = self._named(pin.node)
@@ -295,25 +312,26 @@ class Fleet:
     def drain(self, name: str, grace_ms: int | None = None) -> None:
         """Give a node no new sessions; what still runs there after the grace moves in peace.
 
-        Undone by `undrain`, and by the node itself when it comes back as another process.
+        The node is told, so that other heads see it draining; a node that is not linked hears it when it is. Undone by `undrain`
+        of any head, and by the node itself when it comes back as another process.
         """
         node = self._named(name)
         grace = self._options.fleet_limits.drain_grace_ms if grace_ms is None else grace_ms
         node.set_drained(is_drained=True)
         self._runner.relief.begin(node, grace)
+        self._ordered.add(node.key)
+        node.send(DrainOrder(ORDER_GRACE_MS))
         self._tell("drain", node, grace_ms=grace)
 
     def undrain(self, name: str) -> None:
-        """Use a drained node again. What has moved away stays where it is."""
+        """Use a drained node again, whichever head drained it. What has moved away stays where it is."""
         node = self._named(name)
         self._runner.relief.end(node)
         node.set_drained(is_drained=False)
+        self._ordered.discard(node.key)
+        node.send(DrainOrder(None))
         self._tell("undrain", node)
         self._runner.pump_soon()
-
-    def order_drain(self, name: str, grace_ms: int) -> bool:
-        """Order a node to drain for all heads, until it restarts; False when it is not linked."""
-        return self._named(name).send(DrainOrder(grace_ms))
 
     def reload(self, nodes: Sequence[NodeAddress]) -> Reloaded:
         """Take a new list of nodes: some join, some leave in peace, some are elsewhere now."""
@@ -353,6 +371,9 @@ class Fleet:
             )
         if not node.is_drained:
             self._runner.relief.end(node)
+            self._ordered.discard(node.key)
+        elif node.key in self._ordered:
+            node.send(DrainOrder(ORDER_GRACE_MS))
         node.circuit.warm_up(self._clock.now_ns())
         self._desk.unsettle(node)
         models = ", ".join(standing.offers)
@@ -373,8 +394,30 @@ class Fleet:
     def boot_judged(self, boot: str, *, is_lost: bool) -> None:
         self._runner.boot_judged(boot, is_lost=is_lost)
 
-    def heard(self, node: FleetNode, message: SessionMessage) -> None:
-        self._runner.heard(node, message)
+    def link_added(self, node: FleetNode, standing: Standing) -> None:
+        """Count and log a link; reports of cached blocks begin anew on a further one that carries them."""
+        counters = self.counters
+        counters.joins += node.is_joined
+        if len(node.links) < 2:
+            return
+        if standing.is_warm:
+            self._desk.warmth.attach(node.key, standing.welcome, standing.offers)
+        replaced = sum(each.retired_ns is not None for each in node.links)
+        counters.rekeys += bool(replaced)
+        self._tell("link", node, links=len(node.links), replaced=replaced)
+
+    def link_lost(self, node: FleetNode, link: int, loss: Loss) -> None:
+        self._tell("link-lost", node, reason=loss.value)
+        self._runner.link_lost(node, link, loss)
+
+    def relink(self, slot: Slot, fresh: int) -> None:
+        self._runner.relink(slot, fresh)
+
+    def heard(self, node: FleetNode, link: int, message: SessionMessage) -> None:  # noqa: ARG002
+        self._runner.heard(link, message)
+
+    def refused(self) -> None:
+        self.counters.link_refusals += 1
 
     def loaded(self, node: FleetNode) -> None:
         if node.view.is_up:
@@ -391,3 +434,10 @@ class Fleet:
         self._tell("node-leaving", node)
         grace_ms = self._options.fleet_limits.drain_grace_ms // LEAVING_SHARE
         self._runner.relief.begin(node, grace_ms)
+
+    def returned(self, node: FleetNode) -> None:
+        """Let what runs on a node that drained by another's will go on there."""
+        self._tell("node-returned", node)
+        if not node.is_drained:
+            self._runner.relief.end(node)
+            self._runner.pump_soon()

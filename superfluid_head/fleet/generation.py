@@ -10,10 +10,14 @@ and the first index equals the journal's length. A move raises the epoch first, 
 
 Bounds: `moves_max` failed placements, then MOVES_EXHAUSTED; two cuts that each proved to be the death of a node's process end
 in REQUEST_QUARANTINED (the poison rule); a node that drains hands over without counting as a failure, DRAINS_MAX times.
+
+When the head replaces a link, a session goes on over the fresh one by the same rule: the epoch is raised first, and the new
+epoch is opened on the new link. That is no move: node, slot and lane stay, the node lets the new epoch take the old one's place.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 
 from superfluid_core.clock import MS
@@ -50,6 +54,7 @@ from superfluid_head.fleet.transitions import (
     Quarantine,
     RefusedByNode,
     Relieved,
+    Relinked,
     Report,
     SendOpen,
     Stalled,
@@ -60,6 +65,7 @@ from superfluid_head.fleet.transitions import (
 
 DRAINS_MAX = 16
 JUDGE_MS_MAX = 3_000
+STALE_OPENS_MAX = 8
 
 
 class Phase(Enum):
@@ -79,6 +85,8 @@ class GenerationMachine:
         self.phase = Phase.WAITING
         self.placement: Placed | None = None
         self.stale_rows = 0
+        self._is_taken = False
+        self._stale_opens = 0
         self._limits = limits
         self._pending_place: Place | None = None
         self._judge_until_ns = 0
@@ -109,6 +117,7 @@ class GenerationMachine:
         ):
             self.stale_rows += isinstance(event, Arrived)
             return []
+        self._is_taken |= not isinstance(event, RefusedByNode)
         match event:
             case Arrived():
                 return self._on_row(event, placed, now_ns)
@@ -198,7 +207,10 @@ class GenerationMachine:
     def _on_refused(self, event: RefusedByNode, placed: Placed, now_ns: int) -> list[Action]:
         if event.code is ErrorCode.SLO_UNATTAINABLE:
             return self._on_hopeless(event, placed)
-        if event.code in BUSY_CODES:
+        is_stale = event.code is ErrorCode.FENCED and self._stale_opens < STALE_OPENS_MAX
+        self._stale_opens += is_stale
+        if event.code in BUSY_CODES or is_stale:
+            # Stale: this head slept, and opened with a stamp from before; the node's next word brings a fresh one.
             actions: list[Action] = [Postpone(placed.node, event.retry_after_ms)]
             actions += self._leave(f"refused: {event.code}")
             avoid = frozenset((placed.node,))
@@ -237,8 +249,8 @@ class GenerationMachine:
                 return self._on_lost(event, now_ns)
             case BootVerdict():
                 return self._on_verdict(event)
-            case Relieved():
-                return self._on_relieved(event, now_ns)
+            case Relieved() | Relinked():
+                return self._on_planned(event, now_ns)
             case NotPlaced():
                 return self._fail(event.code, event.text, retry_after_ms=event.retry_after_ms)
             case TooNarrow():
@@ -255,6 +267,7 @@ class GenerationMachine:
         assert self.phase is Phase.WAITING, "placed twice"
         self.phase = Phase.PLACED
         self.placement = placed
+        self._is_taken = False
         self.journal.boots_lost.discard(placed.boot)
         return [SendOpen(self.journal.epoch, placed.max_output)]
 
@@ -262,21 +275,28 @@ class GenerationMachine:
         placed = self.placement
         if self.phase is not Phase.PLACED or placed is None or placed.link != event.link:
             return []
-        if event.loss is Loss.CUT:
+        if event.loss is Loss.CUT and self._is_taken:
+            # Else its process did not have the request yet: when all nodes die at once, nobody died of it.
             self.journal.boots_suspected.add(placed.boot)
         is_told = event.loss in (Loss.HUNG, Loss.GOING)
         if event.loss is Loss.GOING:
             return self._hand_over(placed, now_ns)
-        return self._fail_over(event.loss.value, now_ns, is_told=is_told)
+        # A node that can still be reached over another link has the context cached.
+        target = placed.node if event.loss is Loss.LINK else None
+        return self._fail_over(event.loss.value, now_ns, is_told=is_told, target=target)
 
-    def _on_relieved(self, event: Relieved, now_ns: int) -> list[Action]:
-        """Move in peace: the target has seen the context, and until this instant the old node was heard."""
+    def _on_planned(self, event: Relieved | Relinked, now_ns: int) -> list[Action]:
+        """Move in peace: the target has seen the context, and until this instant the old placement was heard."""
         placed = self.placement
         if self.phase is not Phase.PLACED or placed is None:
             return []
         if (placed.link, self.journal.epoch) != (event.link, event.epoch):
             return []
-        return self._hand_over(placed, now_ns, event.target)
+        if isinstance(event, Relieved):
+            return self._hand_over(placed, now_ns, event.target)
+        self.journal.epoch += 1
+        self.placement = replace(placed, link=event.fresh)
+        return [SendOpen(self.journal.epoch, placed.max_output)]
 
     def _on_verdict(self, event: BootVerdict) -> list[Action]:
         journal = self.journal
@@ -321,7 +341,13 @@ class GenerationMachine:
     # --- moving and ending ---
 
     def _fail_over(
-        self, reason: str, now_ns: int, *, is_told: bool = False, is_blamed: bool = False
+        self,
+        reason: str,
+        now_ns: int,
+        *,
+        is_told: bool = False,
+        is_blamed: bool = False,
+        target: str | None = None,
     ) -> list[Action]:
         """Give up a failed placement: raise the epoch, leave, place again unless the limits forbid."""
         assert self.placement is not None, "a move needs a placement"
@@ -332,7 +358,7 @@ class GenerationMachine:
         if self.journal.failures > self._limits.moves_max:
             text = f"moved {self._limits.moves_max} times, then: {reason}"
             return actions + self._fail(ErrorCode.MOVES_EXHAUSTED, text)
-        return actions + self._move(node, reason, now_ns)
+        return actions + self._move(node, reason, now_ns, target)
 
     def _hand_over(self, placed: Placed, now_ns: int, target: str | None = None) -> list[Action]:
         """Move away from a node that drains: no failure, but not a way to move for ever either."""

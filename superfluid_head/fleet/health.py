@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from superfluid_core.clock import SECOND
 from superfluid_head.fleet.node import FleetNode
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """One node for a person or a gauge. `detail` says why it is not up."""
+    """One node for a person or a gauge. `detail` says why it is not up; counts are over its engines, the rate is the first one's."""
 
     name: str
     address: str
@@ -28,6 +29,11 @@ class NodeState:
     prefill_rate: float
     circuit: str
     is_draining: bool
+    link: str = ""
+    links: int = 0
+    key: str = ""
+    link_age_s: int = 0
+    rekeys: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +58,20 @@ def state_of(node: FleetNode, now_ns: int) -> NodeState:
         detail="" if view.is_up and not node.complaint else node.complaint,
         boot="" if standing is None else standing.welcome.boot,
         models=tuple(offer.name for offer in offers),
-        lanes=max((offer.lanes for offer in offers), default=0),
-        lanes_busy=view.load.lanes_busy,
-        queued=view.load.queued,
-        sessions=view.held.sessions,
-        blocks=view.load.blocks,
-        blocks_used=view.load.blocks_used,
+        lanes=sum({offer.engine: offer.lanes for offer in offers}.values()),
+        lanes_busy=sum(work.load.lanes_busy for work in view.works),
+        queued=sum(work.load.queued for work in view.works),
+        sessions=view.sessions,
+        blocks=sum(work.load.blocks for work in view.works),
+        blocks_used=sum(work.load.blocks_used for work in view.works),
         prefill_rate=view.load.prefill_rate,
         circuit=node.circuit.state(now_ns).value,
         is_draining=view.is_draining,
+        link="joined" if node.is_joined else "dialled",
+        links=len(node.links),
+        key=node.key_id,
+        link_age_s=max((now_ns - each.link.opened_ns for each in node.links), default=0) // SECOND,
+        rekeys=node.rekeys,
     )
 
 

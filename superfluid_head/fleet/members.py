@@ -2,7 +2,8 @@
 
 A node that is taken out of the fleet file gets no new sessions at once; those that run there move in peace (`relief.py`), and
 when none is left, or after `RETIRE_MS_MAX` more than the grace, its link ends. Until then it is still a node, only a leaving
-one; named again it simply stays. Tasks belong to the group that the fleet runs in.
+one; named again it simply stays. Nodes that dial in (`joins.py`) are in no list: they come with their first link and go when they
+have been gone for long. Tasks belong to the group that the fleet runs in.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Members:
     def reload(self, addresses: Iterable[NodeAddress], grace_ms: int) -> Reloaded:
         """Make the fleet what the list says. Nodes that stay are not disturbed."""
         wanted = {address.key: address for address in addresses}
-        removed = [k for k in self._nodes if k not in wanted and k not in self._leaving]
+        listed = [key for key, node in self._nodes.items() if not node.is_joined]
+        removed = [key for key in listed if key not in wanted and key not in self._leaving]
         for key in removed:
             node = self._nodes[key]
             node.set_drained(is_drained=True, is_for_good=True)
@@ -101,14 +103,27 @@ class Members:
                 if task is not None:
                     task.cancel()
             if leaving.is_cut and (task is None or task.done()):
-                self._forget(key)
+                del self._leaving[key]
+                self.forget(node)
                 if leaving.address is not None:
                     self._add(leaving.address)
 
-    def _add(self, address: NodeAddress) -> None:
-        node = self._make(address)
+    def adopt(self, node: FleetNode) -> None:
+        """Take in a node; whoever made it sees to its links."""
         self._nodes[node.key] = node
         self._desk.add(node)
+
+    def forget(self, node: FleetNode) -> None:
+        """Strike out a node that carries nothing any more."""
+        del self._nodes[node.key]
+        self._tasks.by_key.pop(node.key, None)
+        self._relief.end(node)
+        self._desk.remove(node)
+        self._desk.warmth.detach(node.key)
+
+    def _add(self, address: NodeAddress) -> None:
+        node = self._make(address)
+        self.adopt(node)
         self._run(node)
 
     def _run(self, node: FleetNode) -> None:
@@ -129,11 +144,3 @@ class Members:
         node.relocate(address.host, address.port)
         node.part()
         return True
-
-    def _forget(self, key: str) -> None:
-        node = self._nodes.pop(key)
-        del self._leaving[key]
-        self._tasks.by_key.pop(key, None)
-        self._relief.end(node)
-        self._desk.remove(node)
-        self._desk.warmth.detach(key)

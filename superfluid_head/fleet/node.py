@@ -1,30 +1,28 @@
-"""One node as its head sees it: the dial loop, the link while it stands, and the sessions placed on it.
+"""One node as its head sees it: the dial loop, the links while they stand, and the sessions placed on it.
 
-Dials for ever with full-jitter backoff, names resolved anew each time. While a link stands, one task reads it and one
-keeps its pulse (`pulse.py`). When it is lost, for whatever reason, the fleet hears it exactly once, before the socket is
-closed, so a node that wakes later speaks into a closed connection. After a cut, the next dial tells whether the process died.
-It knows nothing of generations: it hands session messages to its hooks and never waits for anybody.
+Dials for ever with full-jitter backoff, names resolved anew each time, until as many links stand as are wanted; a node that dials
+in instead is handed its links (`joins.py`). While a link stands, one task reads it and one keeps its pulse (`pulse.py`). A worn
+link is replaced before it is closed; what that means for sessions is `generation.py`'s. When the last link is lost, for whatever
+reason, the fleet hears it exactly once, before the socket is closed, so a node that wakes later speaks into a closed connection.
+After a cut, the next link tells whether the process died. It knows nothing of generations and never waits for anybody.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from typing import Protocol
 
-from superfluid_core.clock import MS
 from superfluid_core.link.dial import DialError, dial
 from superfluid_core.link.heartbeat import Verdict
 from superfluid_core.link.link import Link, LinkClosedError
-from superfluid_core.logs import log
 from superfluid_core.placement.reserve import fold_load
-from superfluid_core.placement.view import Load, NodeView
+from superfluid_core.placement.view import Load
 from superfluid_core.wire.messages import (
     MINOR,
     Closed,
     Goaway,
     Hello,
     Message,
+    ModelOffer,
     Opened,
     Pong,
     Prefix,
@@ -34,79 +32,40 @@ from superfluid_core.wire.messages import (
     Tokens,
     Welcome,
 )
-from superfluid_head.fleet.asks import Asks
-from superfluid_head.fleet.circuit import Circuit
-from superfluid_head.fleet.context import NodeContext, Trouble
-from superfluid_head.fleet.directory import Admission, NodeAddress
-from superfluid_head.fleet.pulse import PERIOD_MS, Pulse
-from superfluid_head.fleet.standing import Slot, Standing
+from superfluid_head.fleet.context import NodeContext
+from superfluid_head.fleet.directory import NodeAddress
+from superfluid_head.fleet.hooks import NodeHooks, SessionMessage
+from superfluid_head.fleet.nodestate import NodeState
+from superfluid_head.fleet.pulse import PERIOD_MS, Heard, Pulse
+from superfluid_head.fleet.standing import Standing
 from superfluid_head.fleet.transitions import Loss
+from superfluid_head.fleet.translate import loads_of
+from superfluid_head.fleet.wear import Wear
 
-logger = logging.getLogger(__name__)
+__all__ = ["FleetNode", "NodeHooks", "SessionMessage"]
 
-FEATURES = ("prefix", "prefix-shared")
+REPORTS = "prefix"
+FEATURES = ("prefix-shared",)
 CLOSE_MS = 500
 DRAIN_TURNS = 4
-# One failed dial may have any cause; a process that is gone fails twice.
-SILENT_DIALS_MAX = 2
-COMPLAINT_MS = 60_000
-
-SessionMessage = Opened | ProgressReport | Tokens | Closed | Refuse
 
 
-class NodeHooks(Protocol):
-    """Where a node reports. All calls are synchronous."""
+class FleetNode(NodeState):
+    """One address of the fleet and whatever answers there, or (`is_joined`) one node that dials in."""
 
-    def admit(self, node: FleetNode, welcome: Welcome) -> Admission: ...
-
-    def node_up(self, node: FleetNode) -> None: ...
-
-    def node_down(self, node: FleetNode, loss: Loss) -> None: ...
-
-    def boot_judged(self, boot: str, *, is_lost: bool) -> None: ...
-
-    def heard(self, node: FleetNode, message: SessionMessage) -> None: ...
-
-    def loaded(self, node: FleetNode) -> None: ...
-
-    def stalled(self, slot: Slot) -> None: ...
-
-    def prefixed(self, node: FleetNode, report: Prefix) -> None: ...
-
-    def leaving(self, node: FleetNode) -> None: ...
-
-
-class FleetNode:
-    """One address of the fleet and whatever answers there."""
-
-    def __init__(self, address: NodeAddress, context: NodeContext, hooks: NodeHooks) -> None:
-        self.address = address
-        self.key = address.key
-        self.identity = ""
-        self.view = NodeView(self.key)
-        self.circuit = Circuit(context.fleet_limits)
-        self.slots: dict[int, Slot] = {}
-        self.standing: Standing | None = None
-        self.is_drained = False
-        self._drained_boot = ""
-        self.tried = asyncio.Event()
-        self.asks = Asks()
-        self._context = context
+    def __init__(
+        self,
+        address: NodeAddress,
+        context: NodeContext,
+        hooks: NodeHooks,
+        *,
+        is_joined: bool = False,
+    ) -> None:
+        super().__init__(address, context, is_joined=is_joined)
         self._hooks = hooks
-        self._trouble = Trouble()
-
-    @property
-    def title(self) -> str:
-        """What people call this node: its label, else what it calls itself, else its address."""
-        return self.address.label or self.identity or str(self.address)
-
-    @property
-    def complaint(self) -> str:
-        return self._trouble.text
-
-    @property
-    def is_linked(self) -> bool:
-        return self.standing is not None
+        self._wear = Wear(self, self._lost_one, hooks.relink)
+        self._is_ending = False
+        self._has_asked = False
 
     def relocate(self, host: str, port: int) -> None:
         """Dial another address from now on: a local node listens on a new port after each start."""
@@ -116,41 +75,65 @@ class FleetNode:
 
     def set_drained(self, *, is_drained: bool, is_for_good: bool = False) -> None:
         """Give it no new sessions, by this head's own will, until its process is another one; or do so again."""
-        standing = self.standing
         self.is_drained = is_drained
-        self._drained_boot = "" if standing is None or is_for_good else standing.welcome.boot
+        self._drained_boot = "" if is_for_good else self._boot
         self._hear_drain()
 
     def part(self) -> None:
-        """Close the link in peace and dial again: the node is to be somewhere else from now on."""
+        """Close the links in peace and dial again: the node is to be somewhere else from now on."""
         standing = self.standing
         if standing is not None:
-            standing.is_going = True
-            standing.link.abort("moved to another address")
+            links = list(self.links)
+            self._lose(standing, Loss.GOING, "", is_whole=True)
+            for each in links:
+                each.link.abort("moved to another address")
 
-    def send(self, message: Message) -> bool:
-        """Queue `message` on the link; False when there is none (its sessions move on their own)."""
-        standing = self.standing
-        if standing is None or standing.loss is not None:
-            return False
-        try:
-            standing.link.send(message)
-        except LinkClosedError:
-            return False
-        return True
+    def _lost_one(self, link: int, loss: Loss) -> None:
+        self._hooks.link_lost(self, link, loss)
 
     # --- the dial loop ---
 
     async def run(self) -> None:
-        """Keep a link to this node until cancelled."""
-        while True:
-            await self._located()
-            link = await self._dial()
-            self._settle_doubt(link)
-            if link is not None:
-                await self._serve(link)
-            self.tried.set()
-            await self._rest()
+        """Keep as many links to this node as are wanted until cancelled. One that joins brings its own."""
+        if self.is_joined:
+            return
+        async with asyncio.TaskGroup() as group:
+            try:
+                while True:
+                    await self._located()
+                    standing = await self._take(await self._dial())
+                    if standing is not None:
+                        group.create_task(self._serve(standing))
+                    self.tried.set()
+                    await self._wanting()
+                    await self._rest()
+            finally:
+                self._is_ending = True
+
+    async def join(self, link: Link) -> None:
+        """Use a link that the node dialled, until it ends."""
+        standing = await self._take(link)
+        self.tried.set()
+        if standing is not None:
+            await self._serve(standing)
+
+    async def _take(self, link: Link | None) -> Standing | None:
+        """Begin to use a link; one that is refused is told why and closed."""
+        self._settle_doubt(link)
+        if link is None:
+            return None
+        refusal = self._judge(link)
+        standing = None if refusal else self._stand_on(link)
+        if standing is None:
+            self._hooks.refused()
+            why = (refusal or self.complaint).removeprefix("refused: ")
+            await self._close(link, f"refused by the head: {why}")
+        return standing
+
+    async def _wanting(self) -> None:
+        while len(self.links.fresh) >= self._context.conns and self.links.is_warm:
+            self._trouble.wanted.clear()
+            await self._trouble.wanted.wait()
 
     async def _located(self) -> None:
         while self.address.port == 0:
@@ -159,16 +142,19 @@ class FleetNode:
 
     async def _dial(self) -> Link | None:
         context = self._context
+        self._has_asked = not self.links.is_warm
+        features = (REPORTS, *FEATURES) if self._has_asked else FEATURES
         try:
             return await dial(
                 self.address.host,
                 self.address.port,
                 keys=context.keys,
-                hello=Hello(MINOR, FEATURES, context.head),
+                hello=Hello(MINOR, features, context.head),
                 limits=context.link_limits,
                 clock=context.clock,
             )
         except DialError as error:
+            self._hooks.refused()
             self._complain(str(error))
             return None
 
@@ -190,77 +176,83 @@ class FleetNode:
 
     def _settle_doubt(self, link: Link | None) -> None:
         """After a cut: the same boot id answers, or another does, or nobody does: then the process is gone."""
-        trouble = self._trouble
-        boot = trouble.boot_in_doubt
-        if boot is None:
-            return
-        trouble.silent_dials += 1
         peer = None if link is None else link.peer
-        if peer is None and trouble.silent_dials < SILENT_DIALS_MAX:
-            return
-        trouble.boot_in_doubt = None
-        is_same = isinstance(peer, Welcome) and peer.boot == boot
-        self._hooks.boot_judged(boot, is_lost=not is_same)
-
-    def _complain(self, text: str) -> None:
-        """Log a reason once, then again only when it changes or after a minute."""
-        trouble = self._trouble
-        now_ns = self._context.clock.now_ns()
-        if text == trouble.text and now_ns - trouble.told_ns < COMPLAINT_MS * MS:
-            return
-        trouble.text, trouble.told_ns = text, now_ns
-        name = (
-            f"'{self.title}' at {self.address}" if self.title != str(self.address) else self.title
-        )
-        log(logger, "warning", f"fleet node {name}: {text}; retrying")
+        settled = self._trouble.settle(peer.boot if isinstance(peer, Welcome) else None)
+        if settled is not None:
+            boot, is_lost = settled
+            self._hooks.boot_judged(boot, is_lost=is_lost)
 
     # --- a link that stands ---
 
-    async def _serve(self, link: Link) -> None:
-        standing = self._establish(link)
-        if standing is None:
-            await self._close(link, "refused by the head")
-            return
+    def _judge(self, link: Link) -> str:
+        """Say why this link cannot be one of this node's, if it cannot."""
+        welcome, primary = link.peer, self.standing
+        refusal = ""
+        if not isinstance(welcome, Welcome):
+            refusal = "it answered the handshake as a head"
+        elif primary is not None and primary.welcome.node != welcome.node:
+            refusal = f"another node, '{welcome.node}', answers beside '{primary.welcome.node}'"
+        elif primary is not None and primary.welcome.boot != welcome.boot:
+            self._lose(primary, Loss.CUT, "another process answers", is_whole=True)
+            primary.link.abort("another process answers")
+            self._settle_doubt(link)
+        if refusal:
+            self._complain(refusal)
+        return refusal
+
+    def _stand_on(self, link: Link) -> Standing | None:
+        """Make the link one of the node's: the first, or a further one beside those that stand."""
+        welcome, primary = link.peer, self.standing
+        assert isinstance(welcome, Welcome), "judged before"
+        offers = self._admitted(welcome) if primary is None else primary.offers
+        if not offers:
+            return None
+        self._trouble.failures = 0
+        now_ns = self._context.clock.now_ns()
+        pulse = Pulse(self._context.link_limits, welcome.stamp_ns, now_ns)
+        number = next(self._context.links)
+        standing = Standing(link, welcome, number, offers, pulse, welcome.stamp_ns)
+        self.links.add(standing, has_reports=self.is_joined or self._has_asked)
+        if primary is None:
+            self._come_up(welcome)
+        else:
+            self._wear.replace(now_ns)
+        self._hooks.link_added(self, standing)
+        return standing
+
+    def _admitted(self, welcome: Welcome) -> dict[str, ModelOffer]:
+        self.identity = welcome.node
+        admission = self._hooks.admit(self, welcome)
+        for complaint in admission.complaints:
+            self._complain(f"refused: {complaint}")
+        if admission.offers:
+            self.view.offers = admission.views()
+            if not admission.complaints:
+                self._trouble.text = ""
+        return admission.offers
+
+    def _come_up(self, welcome: Welcome) -> None:
+        view = self.view
+        view.sessions_max = welcome.sessions_max
+        view.is_up, view.is_suspect = True, False
+        self._boot = welcome.boot
+        if self._drained_boot not in ("", welcome.boot):
+            self.set_drained(is_drained=False)
+        self._hear_drain()
+        fold_load(view, Load(), (), dict.fromkeys(view.others, Load()))
+        view.busy_until_ns = 0
+        self.tried.set()
+        self._hooks.node_up(self)
+
+    async def _serve(self, standing: Standing) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 pulse = group.create_task(self._keep_pulse(standing))
                 await self._read(standing)
                 pulse.cancel()
         finally:
-            self._lose(standing, Loss.GOING, "")
-            self.asks.break_off()
-            await self._close(link, "the head stops")
-
-    def _establish(self, link: Link) -> Standing | None:
-        welcome = link.peer
-        if not isinstance(welcome, Welcome):
-            self._complain("it answered the handshake as a head")
-            return None
-        self.identity = welcome.node
-        admission = self._hooks.admit(self, welcome)
-        for complaint in admission.complaints:
-            self._complain(f"refused: {complaint}")
-        if not admission.offers:
-            return None
-        if not admission.complaints:
-            self._trouble.text = ""
-        self._trouble.failures = 0
-        pulse = Pulse(self._context.link_limits, self._context.clock.now_ns())
-        number = next(self._context.links)
-        standing = Standing(link, welcome, number, admission.offers, pulse, welcome.stamp_ns)
-        self.standing = standing
-        view = self.view
-        view.offers = admission.views()
-        view.sessions_max = welcome.sessions_max
-        view.is_up, view.is_suspect = True, False
-        if self._drained_boot not in ("", welcome.boot):
-            self.set_drained(is_drained=False)
-        self._hear_drain()
-        view.load = Load()
-        view.busy_until_ns = 0
-        self.tried.set()
-        self._hooks.node_up(self)
-        return standing
+            self._lose(standing, Loss.GOING, "", is_whole=self._is_ending)
+            await self._close(standing.link, "the head stops")
 
     async def _read(self, standing: Standing) -> None:
         while True:
@@ -277,20 +269,22 @@ class FleetNode:
     def _on_message(self, standing: Standing, message: Message) -> None:
         match message:
             case Tokens() | Opened() | ProgressReport() | Closed():
-                self._hooks.heard(self, message)
+                self._hooks.heard(self, standing.number, message)
             case Refuse():
-                if message.session:
-                    self._hooks.heard(self, message)
+                if message.session and not self.asks.refuse(message):
+                    self._hooks.heard(self, standing.number, message)
             case Status():
                 self._on_status(standing, message)
             case Pong():
+                standing.pulse.on_pong(message, self._context.clock.now_ns())
                 if message.status is not None:
                     self._on_status(standing, message.status)
             case Goaway():
                 standing.is_going = True
                 self._hear_drain()
             case Prefix():
-                self._hooks.prefixed(self, message)
+                if standing.is_warm and standing is self.links.primary:
+                    self._hooks.prefixed(self, message)
             case _:
                 self.asks.take(message)
 
@@ -298,24 +292,20 @@ class FleetNode:
         standing.status = status
         standing.pulse.on_status(status, self._context.clock.now_ns())
         standing.stamp_ns = max(standing.stamp_ns, status.stamp_ns)
+        was_draining = self.view.is_draining
         self._hear_drain()
-        load = Load(
-            status.lanes_busy,
-            sum(status.queued),
-            status.queued_tokens,
-            status.blocks_used,
-            status.blocks,
-            status.prefill_rate,
-            status.decode_rates,
-        )
-        fold_load(self.view, load, [slot.reservation for slot in self.slots.values()])
+        if was_draining and not self.view.is_draining:
+            self._hooks.returned(self)
+        load, others = loads_of(status)
+        reservations = [slot.reservation for slot in self.slots_on(standing)]
+        fold_load(self.view, load, reservations, others)
         self._hooks.loaded(self)
 
     def _hear_drain(self) -> None:
         """Say whether it takes new sessions, and tell the fleet once when the node itself stops to."""
-        standing = self.standing
-        is_leaving = standing is not None and (
+        is_leaving = any(
             standing.is_going or (standing.status is not None and standing.status.draining)
+            for standing in self.links.current
         )
         was_draining, self.view.is_draining = self.view.is_draining, self.is_drained or is_leaving
         if is_leaving and not was_draining:
@@ -330,18 +320,24 @@ class FleetNode:
             if pulse.has_overslept(clock.now_ns()):
                 await self._drain_own_pause(standing)
             now_ns = clock.now_ns()
-            received_ns = standing.link.last_received_ns
-            beat = pulse.beat(received_ns, standing.stamp_ns, len(self.slots), now_ns)
+            link = standing.link
+            heard = Heard(link.last_received_ns, standing.stamp_ns, link.handed_bytes)
+            beat = pulse.beat(heard, len(self.slots), now_ns)
             for message in beat.messages:
-                self.send(message)
+                self.send_on(standing.number, message)
             if beat.verdict is Verdict.DEAD:
                 self._lose(standing, Loss.SILENT, "silent with sessions live or pings unanswered")
                 standing.link.abort("silent")
                 return
-            self.view.is_suspect = beat.verdict is Verdict.SUSPECT
-            self._judge_engine(standing, is_hung=beat.verdict is Verdict.HUNG)
+            standing.is_suspect = beat.verdict is Verdict.SUSPECT
+            standing.is_hung = beat.verdict is Verdict.HUNG
+            self.view.is_suspect = all(each.is_suspect for each in self.links.current)
+            self._judge_engine(standing, is_hung=any(each.is_hung for each in self.links))
             if beat.verdict is Verdict.ALIVE:
                 self._judge_sessions(pulse, now_ns)
+            self._wear.settle_orphans(now_ns)
+            if self._wear.is_over(standing, now_ns):
+                await self._close(standing.link, "a fresh link took its place")
 
     async def _drain_own_pause(self, standing: Standing) -> None:
         """Let every socket be read once before any timer is judged: the head itself slept."""
@@ -363,18 +359,29 @@ class FleetNode:
             self.view.is_up = True
             self._hooks.node_up(self)
 
-    def _lose(self, standing: Standing, loss: Loss, reason: str) -> None:
-        """Tell the fleet, once, that this link carries nothing any more."""
+    def _lose(self, standing: Standing, loss: Loss, reason: str, *, is_whole: bool = False) -> None:
+        """Tell the fleet, once, that this link carries nothing any more; without another, that the node is gone."""
         if standing.loss is not None:
             return
         standing.loss = loss
-        self.view.is_up = False
-        self.standing = None
-        if loss is Loss.CUT:
-            self._trouble.boot_in_doubt = standing.welcome.boot
-            self._trouble.silent_dials = 0
+        self.links.remove(standing)
+        self.asks.break_off()
+        self._trouble.wanted.set()
         if reason:
             self._complain(f"{loss.value}: {reason}")
+        if self.links.current and not is_whole:
+            beside = loss if loss is Loss.SILENT else Loss.LINK
+            self._wear.orphan(standing.number, beside)
+            return
+        for other in self.links:
+            other.loss = loss
+            self.links.remove(other)
+            other.link.abort("the node is lost")
+        self._wear.forget()
+        self.view.is_up = False
+        self.down_ns = self._context.clock.now_ns()
+        if loss is Loss.CUT:
+            self._trouble.doubt(standing.welcome.boot)
         self._hooks.node_down(self, loss)
 
     async def _close(self, link: Link, reason: str) -> None:

@@ -40,6 +40,7 @@ class PinnedPrefix:
     """What is kept, and where."""
 
     node: str
+    model: str
     names: tuple[bytes, ...]
     tokens: int
 
@@ -90,7 +91,7 @@ class Pinner:
             text = f"the prefix is shorter than a block of {naming.block_tokens} tokens"
             raise InvalidRequestError(text, param="prompt")
         async with self._turn:
-            before = await _figures(holder)
+            before = await _figures(holder, pin.model)
             if len(names) > before["budget_blocks"]:
                 raise InvalidRequestError(
                     f"the prefix takes {len(names)} blocks; pins may take "
@@ -98,10 +99,12 @@ class Pinner:
                     code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
                 )
             for start in range(0, len(names), HASHES_PER_FRAME):
-                _send(holder, Pin(names[start : start + HASHES_PER_FRAME], pin.ttl_ms))
-            after = await _figures(holder)
+                some = names[start : start + HASHES_PER_FRAME]
+                _send(holder, Pin(some, pin.ttl_ms, pin.model))
+            after = await _figures(holder, pin.model)
         refused = after["refused_blocks"] - before["refused_blocks"]
-        pinned = PinnedPrefix(holder.title, names, len(names) * naming.block_tokens)
+        tokens = len(names) * naming.block_tokens
+        pinned = PinnedPrefix(holder.title, pin.model, names, tokens)
         if refused > 0:
             unpin(holder, pinned)
             raise CapacityError(
@@ -116,7 +119,7 @@ class Pinner:
 def unpin(holder: Holder, pinned: PinnedPrefix) -> None:
     """Let go; a link that is down needs no word, the node forgets by itself."""
     for start in range(0, len(pinned.names), HASHES_PER_FRAME):
-        holder.send(Unpin(pinned.names[start : start + HASHES_PER_FRAME]))
+        holder.send(Unpin(pinned.names[start : start + HASHES_PER_FRAME], pinned.model))
 
 
 def _send(holder: Holder, message: Message) -> None:
@@ -124,9 +127,10 @@ def _send(holder: Holder, message: Message) -> None:
         raise GenerationError("the node is not linked", code=ErrorCode.NODE_LOST)
 
 
-async def _figures(holder: Holder) -> dict[str, int]:
+async def _figures(holder: Holder, model: str) -> dict[str, int]:
+    """Ask for the figures of the model's pins: each model of a node has a budget of its own."""
     try:
-        pins: Any = json.loads(await holder.asks.stats(holder))["pins"]
+        pins: Any = json.loads(await holder.asks.stats(holder))["pins"][model]
         return {
             name: int(pins[name])
             for name in ("budget_blocks", "refused_blocks", "seconds_to_next_end")

@@ -1,27 +1,28 @@
 """The regular part of one link: when to renew leases, when to ping, what to think of the node and its sessions. Pure.
 
-Called every PERIOD_MS by the node's shell. Two additions to `Liveness`. While idle it pings every IDLE_PING_MS, well below the
+Called every PERIOD_MS by the node's shell. Three additions to `Liveness`. While idle it pings every IDLE_PING_MS, well below the
 15 s that would do for the idle timeout, because a lease counts from the node's last stamp: a stamp older than the lease would
-open a session already fenced, and a frozen idle node would be found out by a client. And a session is judged by itself: it
-stalls if the node works, or has nothing to do, and this session neither produces nor computes; a session that the
-node has queued behind others is given LONG_STALL times as long.
+open a session already fenced, and a frozen idle node would be found out by a client. With sessions live it pings all the while,
+and a node that speaks without answering is as suspect, then dead, as one that is silent (`echo.py`): it cannot hear. And a
+session is judged by itself: it stalls if the node works, or has nothing to do, and this session neither produces nor computes;
+a session that the node has queued behind others is given LONG_STALL times as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from superfluid_core.clock import MS
 from superfluid_core.limits import LinkLimits
 from superfluid_core.link.heartbeat import Liveness, OwnPause, Verdict
-from superfluid_core.wire.messages import Message, Ping, Renew, Status
+from superfluid_core.wire.messages import Message, Ping, Pong, Renew, Status
+from superfluid_head.fleet.echo import Echo
 
 PERIOD_MS = 100
-IDLE_PING_MS = 2_000
+IDLE_PING_MS = 1_500
 LIVE_PING_MS = 1_000
-QUIET_MS = 400
 RISING_MS = 2_000
 LONG_STALL = 6
 
@@ -33,6 +34,14 @@ class Placed(Protocol):
     is_acknowledged: bool
 
 
+class Heard(NamedTuple):
+    """What is known of the link at a look: when bytes came last, the node's newest stamp, how many bytes it was handed."""
+
+    received_ns: int
+    stamp_ns: int
+    handed_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Beat:
     """What one look at the link came to."""
@@ -41,17 +50,21 @@ class Beat:
     verdict: Verdict
 
 
-class Pulse:
-    """Timers of one link."""
+_SILENT = {verdict: Beat((), verdict) for verdict in Verdict}
+"""Most looks come to nothing to say."""
 
-    def __init__(self, limits: LinkLimits, now_ns: int) -> None:
+
+class Pulse:
+    """Timers of one link. `stamp_ns` is the node's clock at its WELCOME."""
+
+    def __init__(self, limits: LinkLimits, stamp_ns: int, now_ns: int) -> None:
         self._limits = limits
         self._idle_ping_ms = min(IDLE_PING_MS, limits.ping_ms, limits.lease_ttl_ms // 5)
         self._liveness = Liveness(replace(limits, ping_ms=self._idle_ping_ms), now_ns)
         self._own_pause = OwnPause(limits, now_ns)
         self._renewed_ns = now_ns
         self._pinged_ns = now_ns
-        self._nonce = 0
+        self._echo = Echo(stamp_ns, now_ns)
         self._steps = -1
         self._rose_ns = now_ns
         self._status: Status | None = None
@@ -66,6 +79,12 @@ class Pulse:
             self._hung_steps = None
         self._status = status
 
+    def on_pong(self, pong: Pong, now_ns: int) -> None:
+        """Take an answer to a PING, and the STATUS in it."""
+        self._echo.on_pong(pong.nonce, None if pong.status is None else pong.status.stamp_ns)
+        if pong.status is not None:
+            self.on_status(pong.status, now_ns)
+
     def expect(self, now_ns: int) -> None:
         """Note that the next beat is due a period from now."""
         self._own_pause.expect(now_ns + PERIOD_MS * MS)
@@ -75,35 +94,47 @@ class Pulse:
         return self._own_pause.has_paused(now_ns)
 
     def forgive(self, slots: Iterable[Placed], now_ns: int) -> None:
-        """Start all timers anew: the pause was ours."""
-        self._liveness.forgive(now_ns)
-        self._rose_ns = now_ns
+        """Take the pause that was noticed out of everything that is timed: it was ours."""
+        paused_ns = self._own_pause.late_ns(now_ns)
+        self._liveness.forgive(paused_ns, now_ns)
+        self._echo.forgive(paused_ns, now_ns)
+        self._rose_ns = min(now_ns, self._rose_ns + paused_ns)
         self._hung_steps = None
         for slot in slots:
-            slot.progressed_ns = now_ns
+            slot.progressed_ns = min(now_ns, slot.progressed_ns + paused_ns)
 
-    def beat(self, last_received_ns: int, stamp_ns: int, sessions: int, now_ns: int) -> Beat:
+    def beat(self, heard: Heard, sessions: int, now_ns: int) -> Beat:
         """Look at the link once: what to send, and what to think of the node."""
-        self._liveness.on_bytes(last_received_ns)
+        self._liveness.on_bytes(heard.received_ns)
         messages: list[Message] = []
         if sessions and now_ns - self._renewed_ns >= self._limits.lease_renew_ms * MS:
             self._renewed_ns = now_ns
-            messages.append(Renew(stamp_ns))
-        if self._is_ping_due(last_received_ns, sessions, now_ns):
+            messages.append(Renew(heard.stamp_ns))
+        ping_ms = LIVE_PING_MS if sessions else self._idle_ping_ms
+        if now_ns - self._pinged_ns >= ping_ms * MS:
             self._pinged_ns = now_ns
-            self._nonce += 1
-            messages.append(Ping(self._nonce))
-        verdict = self._liveness.verdict(now_ns, sessions)
-        silence_ns = self._liveness.silence_ns(now_ns)
-        suspect_ms = self._idle_ping_ms + self._limits.suspect_ms
-        if verdict is Verdict.ALIVE and not sessions and silence_ns >= suspect_ms * MS:
-            verdict = Verdict.SUSPECT
+            nonce = self._echo.ask(heard.handed_bytes, now_ns)
+            messages += [] if nonce is None else [Ping(nonce)]
+        verdict = self._verdict(heard, sessions, now_ns)
         if verdict is Verdict.HUNG:
             self._hung_steps = self._steps
         elif self._hung_steps is not None and verdict is not Verdict.DEAD:
             # Its sessions have moved away, so nothing is awaited of it; it stays hung until it moves.
             verdict = Verdict.HUNG
-        return Beat(tuple(messages), verdict)
+        return Beat(tuple(messages), verdict) if messages else _SILENT[verdict]
+
+    def _verdict(self, heard: Heard, sessions: int, now_ns: int) -> Verdict:
+        """Judge by silence and by answers that are owed, whichever is worse."""
+        limits = self._limits
+        verdict = self._liveness.verdict(now_ns, sessions)
+        deaf_ns = self._echo.deaf_ns(heard.stamp_ns, heard.received_ns, now_ns)
+        if verdict is Verdict.DEAD or deaf_ns >= limits.dead_ms * MS:
+            return Verdict.DEAD
+        silence_ns = self._liveness.silence_ns(now_ns)
+        suspect_ms = self._idle_ping_ms + limits.suspect_ms
+        is_quiet = not sessions and silence_ns >= suspect_ms * MS
+        is_suspect = is_quiet or deaf_ns >= limits.suspect_ms * MS
+        return Verdict.SUSPECT if verdict is Verdict.ALIVE and is_suspect else verdict
 
     def is_stalled(self, slot: Placed, now_ns: int) -> bool:
         """Judge one session of a node that is alive."""
@@ -119,10 +150,3 @@ class Pulse:
         if slot.is_acknowledged and queued > 0:
             patience_ms *= LONG_STALL
         return now_ns - slot.progressed_ns >= patience_ms * MS
-
-    def _is_ping_due(self, last_received_ns: int, sessions: int, now_ns: int) -> bool:
-        since_ping_ns = now_ns - self._pinged_ns
-        if not sessions:
-            return since_ping_ns >= self._idle_ping_ms * MS
-        is_quiet = now_ns - last_received_ns >= QUIET_MS * MS
-        return is_quiet and since_ping_ns >= LIVE_PING_MS * MS

@@ -1,13 +1,16 @@
 """The head's waiting room: generations that no node has room for, in the order in which they will be placed.
 
-Moved sessions first (a reader is in mid-sentence), then by class, interactive first; who has waited for a period rises one
-class. Within a class the tenant that was served least goes first, and within a tenant who came first. New sessions are
+Moved sessions first (a reader is in mid-sentence), then by class, interactive first. Within a class the tenant that was served
+least goes first, and within a tenant who came first. Whoever waits raises one place of its class by a class for every period; who
+gets that place is again the tenants' order, or a long backlog would pass every newcomer. New sessions are
 bounded in number, in tokens and in the wait that is predicted for them, moved ones by the number of live sessions; each has
 a deadline: a longer one while nodes are merely full, a short one while no node is up. Pure: ids and times, no tasks.
 
 Fairness is the scheduler's `fair` policy (policies.py there) for a room without lanes: a counter of tokens per tenant, charged
-when they are placed and produced; a tenant that becomes active is lifted to the least counter of the active ones. Those who
-wait count as if everyone of their tenant before them had been placed, so that one look gives an order for many.
+when they are placed and produced; a tenant that becomes active is lifted to the least counter of the active ones. The order also
+counts what is still to come of those that run, at the expected output: else who is behind would be given place after place,
+for none of which it has paid, and would be ahead by all of them. Those who wait count as if everyone of their tenant before
+them had been placed, so that one look gives an order for many.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ RETRY_AFTER_MS_MAX = 120_000
 PACE_WEIGHT = 0.2
 OUTPUT_WEIGHT = 2
 TENANTS_KEPT_MAX = 4_096
+WHOLE_SHARE = 1_000
+"""What a token costs a tenant of weight 1; whole numbers stay whole for all weights up to this."""
 
 
 @dataclass(slots=True)
@@ -39,6 +44,7 @@ class Ticket:
     arrival: int
     tenant: str = ""
     tokens: int = 0
+    expected: int = 0
     without_node_since_ns: int | None = None
     has_waited: bool = False
 
@@ -73,14 +79,22 @@ class MoveRate:
 
 
 class TenantShares:
-    """Tokens that tenants were served, in weights; only differences between active tenants matter."""
+    """Tokens that tenants were served, by weight; only differences between active tenants matter.
+
+    A tenant of weight w is charged a w-th of its tokens, so it gets w times as many. Of sessions that run, what is expected
+    beyond what was produced is `coming`.
+    """
 
     def __init__(self) -> None:
         self._served: dict[str, int] = {}
         self._active: dict[str, int] = {}
+        self._weights: dict[str, int] = {}
+        self._coming: dict[str, int] = {}
+        self._left: dict[int, int] = {}
 
-    def begin(self, tenant: str) -> None:
+    def begin(self, tenant: str, weight: int = 1) -> None:
         """One more generation of this tenant lives: it has no claim from the time in which it had none."""
+        self._weights[tenant] = weight
         if tenant not in self._active:
             own = self._served.get(tenant, 0)
             least = min((self._served.get(name, 0) for name in self._active), default=own)
@@ -93,12 +107,45 @@ class TenantShares:
         self._active[tenant] -= 1
         if not self._active[tenant]:
             del self._active[tenant]
+            del self._weights[tenant]
 
-    def charge(self, tenant: str, prompt: int, output: int) -> None:
-        self._served[tenant] = self._served.get(tenant, 0) + prompt + OUTPUT_WEIGHT * output
+    def placed(self, session: int, tenant: str, prompt: int, expected: int) -> None:
+        """Charge the prompt, and expect that much output."""
+        self._charge(tenant, prompt)
+        self._left[session] = expected
+        self._comes(tenant, expected)
+
+    def produced(self, session: int, tenant: str, output: int) -> None:
+        """Charge tokens; they are no longer to come."""
+        self._charge(tenant, OUTPUT_WEIGHT * output)
+        left = self._left.get(session, 0)
+        if left:
+            self._left[session] = max(0, left - output)
+            self._comes(tenant, -min(left, output))
+
+    def over(self, session: int, tenant: str) -> None:
+        """Expect nothing more of a session."""
+        self._comes(tenant, -self._left.pop(session, 0))
+
+    def cost(self, tenant: str, prompt: int, output: int = 0) -> int:
+        """Return what so many tokens cost a tenant."""
+        tokens = prompt + OUTPUT_WEIGHT * output
+        return tokens * WHOLE_SHARE // self._weights.get(tenant, 1)
 
     def served(self, tenant: str) -> int:
         return self._served.get(tenant, 0)
+
+    def granted(self, tenant: str) -> int:
+        """Return what was served and what is to come."""
+        return self.served(tenant) + self.cost(tenant, 0, self._coming.get(tenant, 0))
+
+    def _charge(self, tenant: str, tokens: int) -> None:
+        self._served[tenant] = self._served.get(tenant, 0) + self.cost(tenant, tokens)
+
+    def _comes(self, tenant: str, change: int) -> None:
+        coming = self._coming.pop(tenant, 0) + change
+        if coming:
+            self._coming[tenant] = coming
 
 
 class WaitingRoom:
@@ -189,23 +236,35 @@ class WaitingRoom:
 
     def in_order(self, now_ns: int) -> list[Ticket]:
         """Everyone, the one to place first in front."""
-        turns: dict[str, int] = {}
-        ranked: list[tuple[bool, int, int, int, int, Ticket]] = []
-        # a tenant's own order first: each ticket's turn comes after the tokens of those before it
-        for (is_late, aged, since_ns, arrival), ticket in sorted(
-            (self._place(ticket, now_ns), ticket) for ticket in self._tickets.values()
-        ):
-            tenant = ticket.tenant
-            turn = turns.setdefault(tenant, self.shares.served(tenant))
-            if is_late:
-                turns[tenant] = turn + ticket.tokens
-            ranked.append((is_late, aged, turn if is_late else 0, since_ns, arrival, ticket))
-        ranked.sort(key=lambda entry: entry[:5])
-        return [entry[5] for entry in ranked]
+        tickets = self._tickets.values()
+        moved = [ticket for ticket in tickets if ticket.is_move]
+        moved.sort(key=lambda each: (_aged(each, each.since_ns, now_ns), *_age(each)))
+        late: list[tuple[int, Ticket]] = []
+        for qos in QosClass:
+            of_class = sorted((t for t in tickets if t.qos is qos and not t.is_move), key=_age)
+            since_ns = [ticket.since_ns for ticket in of_class]
+            # waits raise the class, tokens say who of it goes: a long backlog gives its tenant no claim
+            fair = self._by_turn([(0, ticket) for ticket in of_class])
+            late += [
+                (_aged(ticket, since, now_ns), ticket)
+                for ticket, since in zip(fair, since_ns, strict=True)
+            ]
+        return moved + self._by_turn(late)
 
-    def _place(self, ticket: Ticket, now_ns: int) -> tuple[bool, int, int, int]:
-        periods = max(0, now_ns - ticket.since_ns) // (AGING_PERIOD_MS * MS)
-        return (not ticket.is_move, max(0, ticket.qos - periods), ticket.since_ns, ticket.arrival)
+    def _by_turn(self, ranked: list[tuple[int, Ticket]]) -> list[Ticket]:
+        """Order by rank, and within a rank by the tenants' tokens: each one's turn comes after those of its tenant before it."""
+        ranked.sort(key=lambda entry: (entry[0], *_age(entry[1])))
+        turns: dict[str, int] = {}
+        placed: list[tuple[int, int, int, int, Ticket]] = []
+        for rank, ticket in ranked:
+            tenant = ticket.tenant
+            if tenant not in turns:
+                turns[tenant] = self.shares.granted(tenant)
+            turn = turns[tenant]
+            turns[tenant] = turn + self.shares.cost(tenant, ticket.tokens, ticket.expected)
+            placed.append((rank, turn, *_age(ticket), ticket))
+        placed.sort(key=lambda entry: entry[:4])
+        return [entry[4] for entry in placed]
 
     def expired(self, now_ns: int) -> list[tuple[Ticket, ErrorCode]]:
         """Take out those whose wait is over, each with the code that says why."""
@@ -219,3 +278,13 @@ class WaitingRoom:
         for ticket, _ in over:
             self.leave(ticket.session)
         return over
+
+
+def _age(ticket: Ticket) -> tuple[int, int]:
+    return ticket.since_ns, ticket.arrival
+
+
+def _aged(ticket: Ticket, since_ns: int, now_ns: int) -> int:
+    """Return the class as which a ticket counts that has waited, or whose class has, since then."""
+    periods = max(0, now_ns - since_ns) // (AGING_PERIOD_MS * MS)
+    return max(0, ticket.qos - periods)

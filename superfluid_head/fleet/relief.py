@@ -117,10 +117,12 @@ class Relief:
             case t.ClosedByNode() | t.RefusedByNode() | t.Stalled():
                 self._failed(session)
 
-    def node_lost(self, node: FleetNode) -> None:
-        """Forget the warmings on a node that is gone."""
-        for session in [s for s, w in self._warming.items() if w.slot.key == node.key]:
-            self._failed(session)
+    def node_lost(self, node: FleetNode, link: int | None = None) -> None:
+        """Forget the warmings on a node that is gone, or on one of its links."""
+        slots = {session: warming.slot for session, warming in self._warming.items()}
+        for session, slot in slots.items():
+            if slot.key == node.key and link in (None, slot.link):
+                self._failed(session)
 
     # --- one session ------------------------------------------------------------------------------
 
@@ -155,7 +157,7 @@ class Relief:
 
     def _warm(self, generation: Generation, source: Slot, placed: Reserved, now_ns: int) -> None:
         node, session = self._nodes[placed.choice.node], self.new_session()
-        standing = node.standing
+        standing = node.links.choose(node.slots.values())
         assert standing is not None, "a node without a link was chosen"
         slot = Slot(session, 1, standing.number, node.key, node.title, placed.reservation, now_ns)
         self._warming[session] = Warming(generation, source, slot, now_ns)
@@ -166,7 +168,7 @@ class Relief:
         count = min(len(journal.ids) + 1, placed.choice.max_output)
         message = open_of(journal, slot, generation.qos, count, lease)
         try:
-            node.send(replace(message, deadline_ms=WARM_MS_MAX))
+            node.send_on(slot.link, replace(message, deadline_ms=WARM_MS_MAX))
         except LocalProtocolError:
             self._failed(session)
 
@@ -185,6 +187,5 @@ class Relief:
         node = self._nodes[slot.key]
         node.slots.pop(session, None)
         node.circuit.probe_over()
-        standing = node.standing
-        if is_told and standing is not None and standing.number == slot.link:
-            node.send(CancelSession(session, slot.epoch, REASON))
+        if is_told:
+            node.send_on(slot.link, CancelSession(session, slot.epoch, REASON))

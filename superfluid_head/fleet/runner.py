@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 from superfluid_core.clock import MS, Clock
 from superfluid_core.errors import CapacityError, ErrorCode, LocalProtocolError
@@ -32,7 +31,14 @@ from superfluid_head.fleet.queue import MoveRate, Pace, Ticket, WaitingRoom
 from superfluid_head.fleet.relief import Relief
 from superfluid_head.fleet.standing import Counters, Slot
 from superfluid_head.fleet.stream import Generation
-from superfluid_head.fleet.translate import error_of, input_of, open_of, too_long, wait_over
+from superfluid_head.fleet.translate import (
+    error_of,
+    input_of,
+    open_of,
+    too_long,
+    wait_over,
+    with_deadlines,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +46,6 @@ BUSY_MS = 100
 BUSY_MS_MAX = 10_000
 NO_WORKER_RETRY_MS = 5_000
 PACE_MS_UNKNOWN = 1_000
-FULL_ONLY = frozenset((Fit.FULL,))
 
 
 class Runner:
@@ -77,7 +82,7 @@ class Runner:
 
     def begin(self, generation: Generation) -> None:
         self.generations[generation.session] = generation
-        self.room.shares.begin(generation.request.tenant)
+        self.room.shares.begin(generation.request.tenant, generation.request.weight)
         self._act(generation, generation.machine.begin())
 
     def feed(self, generation: Generation, event: t.Input) -> None:
@@ -93,6 +98,7 @@ class Runner:
         assert generation.machine.phase is Phase.ENDED, "left while it runs"
         self.room.leave(generation.session)
         if self.generations.pop(generation.session, None) is not None:
+            self.room.shares.over(generation.session, generation.request.tenant)
             self.room.shares.end(generation.request.tenant)
 
     def set_class(self, generation: Generation, qos: QosClass) -> None:
@@ -101,14 +107,12 @@ class Runner:
         slot = generation.waiting.slot
         if slot is not None:
             slot.reservation.set_qos(qos)
-            self._nodes[slot.key].send(SetClass(slot.session, slot.epoch, qos))
+            word = SetClass(slot.session, slot.epoch, qos)
+            self._nodes[slot.key].send_on(slot.link, word)
 
     # --- what nodes say and do ---
 
-    def heard(self, node: FleetNode, message: SessionMessage) -> None:
-        standing = node.standing
-        assert standing is not None, "heard without a link"
-        link = standing.number
+    def heard(self, link: int, message: SessionMessage) -> None:
         if isinstance(message, Tokens):
             for row in message.rows:
                 arrived = t.Arrived(
@@ -152,6 +156,22 @@ class Runner:
         if loss is not t.Loss.GOING:
             self.fault(node, loss.value)
 
+    def link_lost(self, node: FleetNode, link: int, loss: t.Loss) -> None:
+        """Move what was placed on one of the links of `node`."""
+        self.relief.node_lost(node, link)
+        for slot in [slot for slot in node.slots.values() if slot.link == link]:
+            if slot.session in self.generations:
+                self.feed(self.generations[slot.session], t.NodeLost(link, loss))
+        if loss is t.Loss.SILENT:
+            self.fault(node, loss.value)
+
+    def relink(self, slot: Slot, fresh: int) -> None:
+        """Let a session go on at its node over another link."""
+        generation = self.generations.get(slot.session)
+        if generation is not None:
+            self.counters.relinked += 1
+            self.feed(generation, t.Relinked(slot.link, slot.epoch, fresh))
+
     def boot_judged(self, boot: str, *, is_lost: bool) -> None:
         for generation in list(self.generations.values()):
             self.feed(generation, t.BootVerdict(boot, is_lost))
@@ -189,20 +209,24 @@ class Runner:
             asyncio.get_running_loop().call_soon(self.pump)
 
     def pump(self) -> None:
-        """Place everyone who can be placed, in order. A kind of session that found no room blocks its like."""
+        """Place everyone who can be placed, in order. A kind of session that found no room blocks its like.
+
+        One whose tenant has enough on nodes with room blocks its tenant's.
+        """
         self._is_pump_due = False
         now_ns = self._clock.now_ns()
-        blocked: set[tuple[str, str | None, bool, bool]] = set()
+        blocked: set[tuple[object, ...]] = set()
         for ticket in self.room.in_order(now_ns):
             generation = self.generations.get(ticket.session)
             wanted = None if generation is None else generation.waiting.place
             if generation is None or wanted is None:
                 self.room.leave(ticket.session)
                 continue
-            journal = generation.machine.journal
-            is_interactive = generation.qos is QosClass.INTERACTIVE
-            kind = (generation.request.model, journal.weights, wanted.is_move, is_interactive)
-            if kind in blocked or (wanted.is_move and not self._moves.has_one(now_ns)):
+            kind = self._desk.kind(generation, wanted)
+            if not blocked.isdisjoint((kind, (*kind, ticket.tenant))):
+                ticket.without_node_since_ns = None
+                continue
+            if wanted.is_move and not self._moves.has_one(now_ns):
                 continue
             if wanted.verdict is not None and not self._desk.is_any_left(generation, wanted):
                 self.room.leave(ticket.session)
@@ -212,7 +236,8 @@ class Runner:
             if isinstance(verdict, Reserved):
                 self._settle(generation, ticket, verdict, now_ns)
             elif self._refuse(generation, ticket, verdict, now_ns):
-                blocked.add(kind)
+                is_tenants = Fit.TENANT in verdict.fits
+                blocked.add((*kind, ticket.tenant) if is_tenants else kind)
 
     def _refuse(
         self, generation: Generation, ticket: Ticket, refusal: Refusal, now_ns: int
@@ -222,7 +247,7 @@ class Runner:
         match refusal.kind:
             case RefusalKind.FULL:
                 ticket.without_node_since_ns = None
-                return refusal.fits <= FULL_ONLY
+                return True
             case RefusalKind.TOO_LONG:
                 self.room.leave(ticket.session)
                 self.feed(generation, too_long(generation, refusal))
@@ -242,14 +267,14 @@ class Runner:
     ) -> None:
         """Use a reserved node: bind the session to the node's link as it stands now."""
         choice, reservation = placed
-        node = self._nodes[choice.node]
-        standing, request = node.standing, generation.request
+        node, request = self._nodes[choice.node], generation.request
+        standing = node.links.choose(node.slots.values())
         assert standing is not None, "a node without a link was chosen"
         self.room.leave(ticket.session)
         if ticket.has_waited:
             self.pace.placed(ticket.since_ns, now_ns)
         if not ticket.is_move:
-            self.room.shares.charge(ticket.tenant, ticket.tokens, 0)
+            self.room.shares.placed(ticket.session, ticket.tenant, ticket.tokens, ticket.expected)
         wanted = generation.waiting.place
         assert wanted is not None, "placed without being asked"
         generation.waiting.place = None
@@ -306,7 +331,8 @@ class Runner:
         match action:
             case t.Deliver():
                 self._note_success(generation)
-                self.room.shares.charge(generation.request.tenant, 0, len(action.ids))
+                tenant = generation.request.tenant
+                self.room.shares.produced(generation.session, tenant, len(action.ids))
                 generation.push(TokensEvent(action.first, action.ids, action.logprobs))
             case t.Report():
                 generation.push(ProgressEvent(action.done, action.total, action.cached))
@@ -337,6 +363,7 @@ class Runner:
             generation.session, generation.qos, waiting.since_ns, is_move=is_accepted
         )
         ticket.tenant, ticket.tokens = request.tenant, len(request.prompt)
+        ticket.expected = self._desk.expected(request)
         self.pump()
         ticket.has_waited = True
         pace_ns = self.pace.ns or self._desk.pace_ns(request)
@@ -348,21 +375,21 @@ class Runner:
             self.feed(generation, refused)
 
     def _open(self, generation: Generation, action: t.SendOpen) -> None:
-        slot, request = generation.waiting.slot, generation.request
+        slot, placed = generation.waiting.slot, generation.machine.placement
         assert slot is not None, "OPEN without a slot"
+        assert placed is not None, "OPEN without a placement"
+        slot.link, slot.epoch, slot.is_acknowledged = placed.link, action.epoch, False
         node = self._nodes[slot.key]
-        standing = node.standing
+        standing = node.links.find(slot.link)
         if standing is None:
             return
         journal = generation.machine.journal
         ttl_ms = min(self._link_limits.lease_ttl_ms, standing.welcome.lease_ttl_max_ms)
         lease = (standing.stamp_ns, ttl_ms)
         message = open_of(journal, slot, generation.qos, action.max_output, lease)
-        if request.deadline_ns is not None:
-            left_ms = max(1, (request.deadline_ns - self._clock.now_ns()) // MS)
-            message = replace(message, deadline_ms=left_ms)
+        message = with_deadlines(message, journal, self._clock.now_ns())
         try:
-            node.send(message)
+            node.send_on(slot.link, message)
         except LocalProtocolError as error:
             self.feed(generation, t.NotPlaced(ErrorCode.INVALID_REQUEST, error.message))
 
@@ -374,9 +401,8 @@ class Runner:
         slot.reservation.release()
         node.slots.pop(slot.session, None)
         node.circuit.probe_over()
-        standing = node.standing
-        if action.is_told and standing is not None and standing.number == slot.link:
-            node.send(CancelSession(slot.session, slot.epoch, action.reason))
+        if action.is_told:
+            node.send_on(slot.link, CancelSession(slot.session, slot.epoch, action.reason))
         self.pump_soon()
 
     def _note_success(self, generation: Generation) -> None:
@@ -385,7 +411,9 @@ class Runner:
             return
         slot.is_begun = True
         slot.reservation.started()
-        self._nodes[slot.key].circuit.success(self._clock.now_ns())
+        now_ns = self._clock.now_ns()
+        self.chronicle.began(generation.request, (now_ns - slot.placed_ns) // MS)
+        self._nodes[slot.key].circuit.success(now_ns)
         self.pump_soon()
 
     def _announce(self, generation: Generation, action: t.Announce) -> None:

@@ -5,7 +5,7 @@ A `Standing` is made at WELCOME and never revived: `loss` says why it ended. `nu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from superfluid_core.link.link import Link
 from superfluid_core.placement.reserve import Reservation
@@ -16,7 +16,7 @@ from superfluid_head.fleet.transitions import Loss
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One session placed on one node: its reservation, and when it last moved on."""
+    """One session placed on one node: its reservation, when that was, and when it last moved on."""
 
     session: int
     epoch: int
@@ -27,11 +27,15 @@ class Slot:
     progressed_ns: int
     is_acknowledged: bool = False
     is_begun: bool = False
+    placed_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.placed_ns = self.progressed_ns
 
 
 @dataclass(slots=True, eq=False)
 class Standing:
-    """One link that stands. `stamp_ns` is the newest stamp of the node's clock."""
+    """One link that stands. `stamp_ns` is the newest stamp of the node's clock; the flags are explained in `links.py`."""
 
     link: Link
     welcome: Welcome
@@ -42,6 +46,12 @@ class Standing:
     status: Status | None = None
     loss: Loss | None = None
     is_going: bool = False
+    is_warm: bool = False
+    is_worn: bool = False
+    is_suspect: bool = False
+    is_hung: bool = False
+    retired_ns: int | None = None
+    last_ask: int = 0
 
 
 @dataclass(slots=True)
@@ -55,3 +65,18 @@ class Counters:
     quarantined: int = 0
     ended: int = 0
     failed: int = 0
+    joins: int = 0
+    rekeys: int = 0
+    relinked: int = 0
+    link_refusals: int = 0
+    join_refusals: int = 0
+
+    def links(self) -> dict[str, int]:
+        """Count what happened to links, by name."""
+        return {
+            "joined": self.joins,
+            "rekeyed": self.rekeys,
+            "relinked": self.relinked,
+            "dial refused": self.link_refusals,
+            "join refused": self.join_refusals,
+        }

@@ -23,6 +23,7 @@ class Loss(StrEnum):
     SILENT = "node silent"
     HUNG = "engine hung"
     GOING = "node going away"
+    LINK = "one of its links lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,15 @@ class Relieved:
 
 
 @dataclass(frozen=True, slots=True)
+class Relinked:
+    """The shell replaces the link of this placement: the session goes on at the same node, over the link `fresh`."""
+
+    link: int
+    epoch: int
+    fresh: int
+
+
+@dataclass(frozen=True, slots=True)
 class BootVerdict:
     """After a cut: the node was dialled again and its process is the same, or is not."""
 
@@ -159,7 +169,16 @@ class Tick:
 
 NodeInput = Acknowledged | Advanced | Arrived | ClosedByNode | RefusedByNode | Stalled
 HeadInput = (
-    Placed | NodeLost | Relieved | BootVerdict | NotPlaced | TooNarrow | ClientGone | StopAt | Tick
+    Placed
+    | NodeLost
+    | Relieved
+    | Relinked
+    | BootVerdict
+    | NotPlaced
+    | TooNarrow
+    | ClientGone
+    | StopAt
+    | Tick
 )
 Input = NodeInput | HeadInput
 

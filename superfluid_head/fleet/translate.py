@@ -5,6 +5,9 @@ No state and no decisions: so that the wire, the machine and the callers' errors
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from superfluid_core.clock import MS
 from superfluid_core.errors import (
     CapacityError,
     ErrorCode,
@@ -13,14 +16,24 @@ from superfluid_core.errors import (
     SuperfluidError,
 )
 from superfluid_core.placement.policies import Refusal
+from superfluid_core.placement.view import Load
 from superfluid_core.session import QosClass
-from superfluid_core.wire.messages import Closed, Open, Opened, ProgressReport, Refuse
+from superfluid_core.wire.messages import (
+    Closed,
+    EngineLoad,
+    Open,
+    Opened,
+    ProgressReport,
+    Refuse,
+    Status,
+)
 from superfluid_head.fleet import transitions as t
 from superfluid_head.fleet.codes import BUSY_CODES
 from superfluid_head.fleet.journal import Journal
 from superfluid_head.fleet.standing import Slot
 from superfluid_head.fleet.stream import Generation
 
+LEFT_MS_MAX = 2**32 - 1
 INVALID_CODES = frozenset(
     {
         ErrorCode.INVALID_REQUEST,
@@ -66,11 +79,28 @@ def open_of(
         grammar=request.grammar,
         qos=qos,
         tenant=request.tenant,
+        weight=request.weight,
         batch_invariant=request.batch_invariant,
         cache_salt=request.cache_salt,
         lease_stamp_ns=lease[0],
         lease_ttl_ms=lease[1],
     )
+
+
+def with_deadlines(message: Open, journal: Journal, now_ns: int) -> Open:
+    """Add what is left until the request's deadlines; one that has had a lane is not bound by that for its start."""
+    request = journal.request
+    start_by_ns = None if journal.has_started else request.start_by_ns
+    return replace(
+        message,
+        deadline_ms=_left_ms(request.deadline_ns, now_ns),
+        start_deadline_ms=_left_ms(start_by_ns, now_ns),
+    )
+
+
+def _left_ms(until_ns: int | None, now_ns: int) -> int | None:
+    """Return whole milliseconds, as the wire can say them."""
+    return None if until_ns is None else min(max(1, (until_ns - now_ns) // MS), LEFT_MS_MAX)
 
 
 def input_of(link: int, message: Opened | ProgressReport | Closed | Refuse) -> t.NodeInput:
@@ -102,3 +132,24 @@ def wait_over(code: ErrorCode) -> str:
     if code is ErrorCode.NO_WORKER:
         return "no node that serves this model is up"
     return "waited too long for a free lane"
+
+
+def loads_of(status: Status) -> tuple[Load, dict[int, Load]]:
+    """Return the load of a node's first engine, and of those beside it by number."""
+    engines = status.engines
+    if not engines:
+        return _load(status, sum(status.queued)), {}
+    first, *others = (_load(each, each.queued) for each in engines)
+    return first, dict(enumerate(others, 1))
+
+
+def _load(part: Status | EngineLoad, queued: int) -> Load:
+    return Load(
+        part.lanes_busy,
+        queued,
+        part.queued_tokens,
+        part.blocks_used,
+        part.blocks,
+        part.prefill_rate,
+        part.decode_rates,
+    )

@@ -70,8 +70,9 @@ def _root(dialect: Dialect, request: GenerationRequest) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Speaker:
-    """A linked node: its dialect, and the names of the model that its reports are about."""
+    """An engine of a linked node: its dialect, and the names of the model that its reports are about."""
 
+    key: str
     dialect: Dialect
     models: tuple[str, ...]
 
@@ -82,7 +83,9 @@ class Warmth:
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
         self._index = PrefixIndex()
+        # by the index's names for engines
         self._speakers: dict[str, _Speaker] = {}
+        self._engines: dict[str, tuple[int, ...]] = {}
         self._spoken: dict[str, dict[Dialect, int]] = {}
 
     @property
@@ -91,36 +94,38 @@ class Warmth:
         return len(self._index)
 
     def attach(self, key: str, welcome: Welcome, offers: Mapping[str, ModelOffer]) -> None:
-        """Expect the reports of a node that was just linked. They are about its first model only."""
+        """Expect the reports of a node that was just linked: each of its engines makes its own."""
         self.detach(key)
-        main = welcome.models[0]
-        names = [o.name for o in welcome.models if o.weights == main.weights and o.name in offers]
-        dialect = Dialect(
-            welcome.salt or self._salt, main.block_tokens, SHARED_FEATURE in welcome.features
-        )
-        self._speakers[key] = _Speaker(dialect, tuple(names))
-        for name in names:
-            spoken = self._spoken.setdefault(name, {})
-            spoken[dialect] = spoken.get(dialect, 0) + 1
-        self._index.attach(key, main.blocks)
+        salt, is_shared = welcome.salt or self._salt, SHARED_FEATURE in welcome.features
+        engines = {offer.engine: offer for offer in offers.values()}
+        for number, offer in engines.items():
+            names = tuple(each.name for each in offers.values() if each.engine == number)
+            dialect = Dialect(salt, offer.block_tokens, is_shared)
+            self._speakers[_engine(key, number)] = _Speaker(key, dialect, names)
+            for name in names:
+                spoken = self._spoken.setdefault(name, {})
+                spoken[dialect] = spoken.get(dialect, 0) + 1
+            self._index.attach(_engine(key, number), offer.blocks)
+        self._engines[key] = tuple(engines)
 
     def detach(self, key: str) -> None:
-        self._index.detach(key)
-        speaker = self._speakers.pop(key, None)
-        for name in () if speaker is None else speaker.models:
-            assert speaker is not None, "only a speaker has models"
-            spoken = self._spoken[name]
-            spoken[speaker.dialect] -= 1
-            if not spoken[speaker.dialect]:
-                del spoken[speaker.dialect]
+        for number in self._engines.pop(key, ()):
+            self._index.detach(_engine(key, number))
+            speaker = self._speakers.pop(_engine(key, number))
+            for name in speaker.models:
+                spoken = self._spoken[name]
+                spoken[speaker.dialect] -= 1
+                if not spoken[speaker.dialect]:
+                    del spoken[speaker.dialect]
 
     def take(self, key: str, report: Prefix) -> None:
-        if not self._index.fold(key, report):
+        if not self._index.fold(_engine(key, report.engine), report):
             log(
                 logger,
                 "warning",
                 "a report of cached blocks does not follow the last one; waiting for a snapshot",
                 node=key,
+                engine=report.engine,
                 sequence=report.sequence,
             )
 
@@ -139,12 +144,17 @@ class Warmth:
         for dialect in self._dialects(request.model):
             while names.grow(dialect, request, output, SLICE_BLOCKS):
                 pass
-            for key, depth in self._index.depths(names.chains[dialect]).items():
-                speaker = self._speakers[key]
+            for engine, depth in self._index.depths(names.chains[dialect]).items():
+                speaker = self._speakers[engine]
                 if speaker.dialect == dialect and request.model in speaker.models:
-                    found[key] = min(depth * dialect.block_tokens, longest)
+                    found[speaker.key] = min(depth * dialect.block_tokens, longest)
         return found
 
     def _dialects(self, model: str) -> list[Dialect]:
         """Return those in which something may have been reported."""
         return list(self._spoken.get(model, ())) if len(self._index) else []
+
+
+def _engine(key: str, number: int) -> str:
+    """Name one engine of a node in the index."""
+    return f"{key}/{number}"

@@ -16,6 +16,7 @@ from superfluid_core.logs import log
 from superfluid_core.modelfiles.resolve import resolve
 from superfluid_core.modelfiles.text_model import TEXT_FILES, TextModel, from_text_files
 from superfluid_head.text.chat import ModelText, TextWorkers
+from superfluid_head.text.dialects.detect import DialectChoice
 
 LOOK_MS = 200
 RETRY_MS = 5_000
@@ -48,8 +49,9 @@ class Source(Protocol):
 class TextCatalog(Sequence[ModelText]):
     """A growing list of models' texts; entries never change."""
 
-    def __init__(self, workers: TextWorkers) -> None:
+    def __init__(self, workers: TextWorkers, dialects: DialectChoice | None = None) -> None:
         self._workers = workers
+        self._dialects = dialects or DialectChoice()
         self._texts: list[ModelText] = []
 
     def __len__(self) -> int:
@@ -65,10 +67,14 @@ class TextCatalog(Sequence[ModelText]):
         """Add the model that a person named, blocking. Raises ModelFilesError."""
         files = resolve(spec, offline=offline, token=token)
         text = from_text_files(files.text_files())
-        self._texts.append(ModelText(name or files.name, text, self._workers))
+        self.add(name or files.name, text)
 
     def add(self, name: str, text: TextModel) -> None:
-        self._texts.append(ModelText(name, text, self._workers))
+        """Add a model's text, read in the dialect that was chosen, or that its template tells."""
+        made = ModelText(name, text, self._workers, self._dialects)
+        self._texts.append(made)
+        calls, reasoning = made.dialect.calls or "none", made.dialect.reasoning or "none"
+        log(_logger, "info", "dialect", model=name, tool_calls=calls, reasoning=reasoning)
 
     async def follow(self, source: Source) -> None:
         """Fetch what the head lacks, until cancelled. A model that fails is asked for again, later."""

@@ -1,165 +1,295 @@
-"""Joins the parts of the way back: ids in, text deltas out, and the token at which a stop string ended the output.
+"""Joins the parts of the way back: ids in, deltas out, and the token at which a stop string ended the output.
 
-Owns one choice. Text is matched un-skipped and delivered skipped; every token rides with its text (http_api S13): it
-leaves in the delta that holds the last of its characters. Nothing here knows HTTP or nodes; reasoning and tool
-channels will sit between the release of text and the delta.
+Owns one choice. Un-skipped text goes to the dialect's reader, which tells content from reasoning and calls; content goes to
+the stop strings, un-skipped too, and is delivered skipped. Every token rides with its text (http_api S13): it leaves in the
+delta that holds the last of its characters. Nothing here knows HTTP or nodes.
+
+    ids -> detokenizer -> reader -> content -> stop strings -> delta
+                                 -> reasoning, calls --------> delta
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from superfluid_core.session import TokenLogprobs
+from superfluid_head.text.delta import CallPart, Delta, DeltaBuilder, HiddenSpans, Mark, Sampled
 from superfluid_head.text.detokenizer import Detokenizer, Piece
+from superfluid_head.text.dialects.events import (
+    CallEnd,
+    CallStart,
+    CallText,
+    Content,
+    Event,
+    Reader,
+    Reasoning,
+)
 from superfluid_head.text.stops import Match, StopMatcher
 
+__all__ = ["CallPart", "Channel", "ChannelOptions", "Delta", "Sampled"]
 
-class Sampled(NamedTuple):
-    """An id whose text is in a delta, with its log-probabilities when asked for."""
-
-    token: int
-    logprobs: TokenLogprobs | None
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What may be sent now. `stop` names the stop string that ended the output, `count` the ids up to it."""
-
-    text: str = ""
-    tokens: tuple[Sampled, ...] = ()
-    stop: str | None = None
-    count: int = 0
+EVERYTHING = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelOptions:
-    """What a request asked of its text. `stop_ids` is the complete set of ids that end the session."""
+    """What a request asked of its text. `stop_ids` is the complete set of ids that end the session.
+
+    `marker_ids` are the tokens that are markup of the model's dialect by themselves.
+    """
 
     stops: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
     include_stop: bool = False
     keep_tokens: bool = False
-
-
-class _Mark(NamedTuple):
-    """A token in flight: `known` characters existed after it, `end` are needed for it to be delivered."""
-
-    sampled: Sampled
-    ordinal: int
-    known: int
-    end: int
-    is_shown: bool
+    marker_ids: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
-class _Held:
-    """Un-skipped text that is not delivered yet, and its tokens."""
+class CallCount:
+    """How many calls were begun, and how they ended."""
 
-    pieces: deque[Piece] = field(default_factory=deque)
-    marks: deque[_Mark] = field(default_factory=deque)
-    tokens: list[Sampled] = field(default_factory=list)
-    delivered: int = 0
+    begun: int = 0
+    complete: int = 0
+    broken: int = 0
+
+
+class _Stretch:
+    """Content between two pieces of markup: what of it the stop strings have not released yet."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self.matcher = StopMatcher(stops)
+        self._queue: deque[tuple[int, str]] = deque()
+        self._released = 0
+        self._runs: deque[tuple[int, int]] = deque()
+        self._length = 0
+
+    def push(self, start: int, text: str, floor: int) -> Match | None:
+        """Take text at raw position `start`; a match that ends at or before `floor` does not count."""
+        self._queue.append((start, text))
+        if not self._runs or self._runs[-1][1] - self._runs[-1][0] != start - self._length:
+            self._runs.append((self._length, start))
+        self._length += len(text)
+        below = max(0, min(len(text), floor - start))
+        match = self.matcher.push(text[:below], armed=False) if below else None
+        return match or (self.matcher.push(text[below:]) if below < len(text) else None)
+
+    def released(self, position: int) -> Iterable[tuple[int, str]]:
+        """Yield what lies before `position` and was not yielded yet, with raw positions."""
+        while self._released < position:
+            start, text = self._queue.popleft()
+            room = position - self._released
+            if len(text) > room:
+                self._queue.appendleft((start + room, text[room:]))
+                text = text[:room]
+            self._released += len(text)
+            yield start, text
+
+    def raw(self, position: int) -> int:
+        """Return the raw position of the end of the character before `position`."""
+        at = max(run for run in self._runs if run[0] < position)
+        return at[1] + position - at[0]
 
 
 class Channel:
     """The text of one choice. `push` and `finish` mutate it; after a Delta with `stop` both return nothing more."""
 
-    def __init__(self, detokenizer: Detokenizer, options: ChannelOptions) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, options: ChannelOptions, reader: Reader | None = None
+    ) -> None:
         self._detokenizer = detokenizer
         self._options = options
-        self._matcher = StopMatcher(options.stops)
-        self._held = _Held()
+        self._reader = reader
+        self._stretch: _Stretch | None = None
+        self._is_bare = reader is None and not options.stops and not options.keep_tokens
+        self._builder = DeltaBuilder(self._drain, trims=reader is not None)
+        self._hidden = HiddenSpans()
+        self._marks: deque[Mark] = deque()
+        self._ends: deque[int] = deque()
         self._known = 0
+        self._floor = 0
+        self._stop_end = 0
+        self._is_told = False
+        self.stop: Delta | None = None
         self.count = 0
-        self.is_stopped = False
+        self.reasoning_count = 0
+        self.calls = CallCount()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stop is not None
 
     def push(
         self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None
-    ) -> Delta | None:
-        """Take ids in order; returns the delta that they made certain, None while text is held back."""
-        shown: list[str] = []
+    ) -> tuple[Delta, ...]:
+        """Take ids in order; returns the deltas that they made certain, none while text is held back."""
+        if self._is_bare:
+            return self._pass(ids)
         for at, token in enumerate(ids):
             if self.is_stopped:
                 break
-            match = self._take(token, logprobs[at] if logprobs else None)
-            if match is not None:
-                return self._stop(match, shown)
-            self._deliver(self._matcher.released, shown)
-        return self._delta(shown)
+            self._take(token, logprobs[at] if logprobs else None)
+        return self._made()
 
-    def finish(self) -> Delta | None:
+    def finish(self) -> tuple[Delta, ...]:
         """End the session: open characters and held text come out, a match that waited stands."""
+        pieces = self._detokenizer.finish()
+        self._known += sum(len(piece.text) for piece in pieces)
+        self._hear(self._read(pieces))
+        if self._reader is not None:
+            self._hear(self._reader.finish())
+        self._end_stretch()
         if self.is_stopped:
-            return None
+            return self._made()
+        self._builder.settle()
+        made = self._made() or (Delta(),)
+        rest = self._builder.rest() + self._drain(EVERYTHING)
+        return (*made[:-1], replace(made[-1], tokens=made[-1].tokens + rest))
+
+    def _pass(self, ids: Sequence[int]) -> tuple[Delta, ...]:
+        """Decode and deliver: nothing is matched, read or kept. Most answers come this way."""
         shown: list[str] = []
-        match = self._feed(self._detokenizer.finish()) or self._matcher.finish()
-        if match is not None:
-            return self._stop(match, shown)
-        self._deliver(self._matcher.released, shown)
-        return self._delta(shown, is_last=True)
-
-    def _take(self, token: int, logprobs: TokenLogprobs | None) -> Match | None:
-        """Decode one id and match its text; keeps its mark."""
-        self.count += 1
-        ends = token in self._options.stop_ids and not self._options.include_stop
-        pieces = self._detokenizer.finish() if ends else self._detokenizer.push(token)
-        match = self._feed(pieces)
-        end = self._known + (1 if self._detokenizer.is_open else 0)
-        is_shown = not ends and self._detokenizer.shows(token)
-        if self._options.stops or self._options.keep_tokens:
-            mark = _Mark(Sampled(token, logprobs), self.count, self._known, end, is_shown)
-            self._held.marks.append(mark)
-        return match
-
-    def _feed(self, pieces: tuple[Piece, ...]) -> Match | None:
-        """Give new text to the matcher, as one push: the cut into pieces must not matter."""
-        if not pieces:
-            return None
-        self._held.pieces.extend(pieces)
-        text = "".join(piece.text for piece in pieces)
-        self._known += len(text)
-        return self._matcher.push(text, armed=self.count >= self._options.min_tokens)
-
-    def _deliver(self, released: int, shown: list[str]) -> None:
-        """Move text and tokens up to the character `released` out of the held part."""
-        held = self._held
-        while held.delivered < released:
-            piece = held.pieces.popleft()
-            room = released - held.delivered
-            if len(piece.text) > room:
-                held.pieces.appendleft(Piece(piece.text[room:], piece.is_shown))
-                piece = Piece(piece.text[:room], piece.is_shown)
-            held.delivered += len(piece.text)
-            if piece.is_shown:
-                shown.append(piece.text)
-        while held.marks and held.marks[0].end <= released:
-            mark = held.marks.popleft()
-            if mark.is_shown and self._options.keep_tokens:
-                held.tokens.append(mark.sampled)
-
-    def _stop(self, match: Match, shown: list[str]) -> Delta:
-        """Deliver what stands before a match and name the token that completed it."""
-        self.is_stopped = True
-        ending = (mark.ordinal for mark in self._held.marks if mark.known >= match.end)
-        count = next(ending, self.count)
-        self._deliver(match.start, shown)
-        stop = self._options.stops[match.order]
-        if self._options.include_stop:
-            shown.append(stop)
-            self._deliver(match.end, [])
-        return Delta("".join(shown), self._drain_tokens(), stop, count)
-
-    def _delta(self, shown: list[str], *, is_last: bool = False) -> Delta | None:
-        """Tokens wait for text: an empty delta is never sent before the end."""
+        ends = frozenset() if self._options.include_stop else self._options.stop_ids
+        self.count += len(ids)
+        for token in ids:
+            is_end = token in ends
+            pieces = self._detokenizer.finish() if is_end else self._detokenizer.push(token)
+            for piece in pieces:
+                self._known += len(piece.text)
+                if piece.is_shown:
+                    shown.append(piece.text)
         text = "".join(shown)
-        if not text and not is_last:
-            return None
-        return Delta(text, self._drain_tokens())
+        return (Delta(text),) if text else ()
 
-    def _drain_tokens(self) -> tuple[Sampled, ...]:
-        tokens, self._held.tokens = tuple(self._held.tokens), []
-        return tokens
+    def _take(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        """Decode one id, keep its mark, and pass its text on."""
+        options = self._options
+        self.count += 1
+        ends = token in options.stop_ids and not options.include_stop
+        pieces = self._detokenizer.finish() if ends else self._detokenizer.push(token)
+        self._known += sum(len(piece.text) for piece in pieces)
+        end = self._known + (1 if self._detokenizer.is_open else 0)
+        if self.count < options.min_tokens:
+            self._floor = self._known
+        if options.stops or options.keep_tokens:
+            is_shown = not ends and self._detokenizer.shows(token)
+            self._marks.append(
+                Mark(Sampled(token, logprobs), self.count, self._known, end, is_shown)
+            )
+        if self._reader is not None:
+            self._ends.append(end)
+        self._hear(self._read(pieces, is_marker=token in options.marker_ids and not ends))
+
+    def _read(self, pieces: tuple[Piece, ...], *, is_marker: bool = False) -> list[Event]:
+        """Note what is hidden and have the reader tell what the text is."""
+        if not pieces or self.is_stopped:
+            return []
+        start = at = self._known - sum(len(piece.text) for piece in pieces)
+        for piece in pieces:
+            if not piece.is_shown:
+                self._hidden.add(at, at + len(piece.text))
+            at += len(piece.text)
+        text = "".join(piece.text for piece in pieces)
+        if self._reader is None:
+            return [Content(start, text)]
+        if not is_marker:
+            return self._reader.feed(text)
+        lead = text[: -len(pieces[-1].text)]
+        events = self._reader.feed(lead) if lead else []
+        return events + self._reader.feed(pieces[-1].text, is_single=True)
+
+    def _hear(self, events: Iterable[Event]) -> None:
+        """Turn what the reader said into deltas, up to a stop string."""
+        for event in events:
+            if not isinstance(event, Content):
+                self._end_stretch()
+            if self.is_stopped:
+                return
+            match event:
+                case Content():
+                    self._content(event)
+                case Reasoning():
+                    self._reasoning(event)
+                case CallStart() | CallText() | CallEnd():
+                    self._call(event)
+
+    def _content(self, content: Content) -> None:
+        if self._stretch is None:
+            self._stretch = _Stretch(self._options.stops)
+        match = self._stretch.push(content.start, content.text, self._floor)
+        if match is not None:
+            self._on_match(self._stretch, match)
+        else:
+            self._release(self._stretch, self._stretch.matcher.released)
+
+    def _release(self, stretch: _Stretch, position: int) -> None:
+        for start, text in stretch.released(position):
+            self._builder.text(self._hidden.without(start, text), start + len(text))
+
+    def _end_stretch(self) -> None:
+        """No more content follows directly: a match that waited stands, everything else is released."""
+        stretch, self._stretch = self._stretch, None
+        if stretch is None or self.is_stopped:
+            return
+        match = stretch.matcher.finish()
+        if match is not None:
+            self._on_match(stretch, match)
+        else:
+            self._release(stretch, stretch.matcher.released)
+
+    def _reasoning(self, event: Reasoning) -> None:
+        end = event.start + len(event.text)
+        while self._ends and self._ends[0] <= end:
+            self.reasoning_count += self._ends.popleft() > event.start
+        self._builder.text(self._hidden.without(event.start, event.text), end, is_reasoning=True)
+
+    def _call(self, event: CallStart | CallText | CallEnd) -> None:
+        match event:
+            case CallStart():
+                self._builder.call(CallPart(self.calls.begun, event.name, event.id), event.end)
+                self.calls.begun += 1
+            case CallText():
+                part = CallPart(self.calls.begun - 1, arguments=event.text)
+                self._builder.call(part, event.end)
+            case CallEnd():
+                self.calls.complete += event.is_complete
+                self.calls.broken += not event.is_complete
+
+    def _on_match(self, stretch: _Stretch, match: Match) -> None:
+        """Deliver what stands before a match and name the token that completed it."""
+        self._release(stretch, match.start)
+        self._builder.settle()
+        self._stop_end = end = stretch.raw(match.end)
+        ending = (mark.ordinal for mark in self._marks if mark.known >= end)
+        stop = self._options.stops[match.order]
+        self.stop = Delta(stop=stop, count=next(ending, self.count))
+
+    def _made(self) -> tuple[Delta, ...]:
+        """Return the deltas of this step; the last one says so if a stop string ended the output."""
+        made = self._builder.take()
+        stop = self.stop
+        if stop is None or self._is_told:
+            return made
+        self._is_told = True
+        stop = replace(stop, tokens=self._builder.rest())
+        if self._options.include_stop:
+            tokens = stop.tokens + self._drain(self._stop_end)
+            stop = replace(stop, text=stop.stop or "", tokens=tokens)
+        if made and made[-1].call is None and not made[-1].reasoning:
+            last = made[-1]
+            text, tokens = last.text + stop.text, last.tokens + stop.tokens
+            return (*made[:-1], replace(stop, text=text, tokens=tokens))
+        return (*made, stop)
+
+    def _drain(self, end: int) -> tuple[Sampled, ...]:
+        """Hand over the tokens whose text ends at or before `end`."""
+        marks = self._marks
+        drained: list[Sampled] = []
+        while marks and marks[0].end <= end:
+            mark = marks.popleft()
+            if mark.is_shown and self._options.keep_tokens:
+                drained.append(mark.sampled)
+        return tuple(drained)

@@ -16,10 +16,18 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from superfluid_core.errors import CapacityError, ErrorCode, InvalidRequestError
+from superfluid_core.grammar.compiler import Vocabulary, vocabulary_of
+from superfluid_core.grammar.sources import source_of
 from superfluid_core.limits import HttpLimits
 from superfluid_core.modelfiles.template import ChatTemplate
 from superfluid_core.modelfiles.text_model import TextModel, from_text_files
 from superfluid_core.modelfiles.tokenizer import Tokenizer
+from superfluid_core.session import Grammar
+from superfluid_head.text.constraints import Constraint, OwnGrammar
+from superfluid_head.text.dialects.detect import DialectChoice
+from superfluid_head.text.dialects.shape import NOTHING, Shape
+from superfluid_head.text.grammar import compose
+from superfluid_head.text.grammar_check import GrammarChecker
 
 THREADS = 2
 WAITING_MAX = 256
@@ -67,6 +75,21 @@ def encode_conversation(
     return tuple(rendered.encode(tokenizer))
 
 
+@dataclass(frozen=True, slots=True)
+class RawTexts:
+    """Texts that no template is around of; `is_raw`: what spells a control token in them is one."""
+
+    texts: tuple[str, ...]
+    is_raw: bool
+    add_bos: bool
+
+
+def encode_raw(tokenizer: Tokenizer, wish: RawTexts) -> list[tuple[int, ...]]:
+    """Tokenize, blocking."""
+    found = tokenizer.encode_batch(wish.texts, allow_special=wish.is_raw, add_bos=wish.add_bos)
+    return [tuple(ids) for ids in found]
+
+
 class TextWorkers:
     """The bounded threads and the lazy process shared by all models of a head."""
 
@@ -75,6 +98,7 @@ class TextWorkers:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="text")
         self._process: ProcessPoolExecutor | None = None
         self._waiting = 0
+        self.grammars = GrammarChecker()
 
     async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run `work` in a thread. Raises CapacityError when the line is too long or the wait too long."""
@@ -115,7 +139,8 @@ class TextWorkers:
             self._waiting -= 1
 
     def close(self) -> None:
-        """End the threads and the process; work that waits is dropped."""
+        """End the threads and the processes; work that waits is dropped."""
+        self.grammars.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._process is not None:
             self._process.shutdown(wait=False, cancel_futures=True)
@@ -130,13 +155,25 @@ def _encode_elsewhere(
     fingerprint: str, files: Mapping[str, bytes], conversation: Conversation
 ) -> tuple[int, ...]:
     """Body of the text process. What it needs of a model are its small text files."""
-    text = _loaded.get(fingerprint)
-    if text is None:
-        text = _loaded[fingerprint] = from_text_files(files)
+    text = _text_here(fingerprint, files)
     template = text.template()
     if template is None:
         raise _no_template()
     return encode_conversation(template, text.tokenizer(), conversation)
+
+
+def _encode_texts_elsewhere(
+    fingerprint: str, files: Mapping[str, bytes], wish: RawTexts
+) -> list[tuple[int, ...]]:
+    """Do the same in the text process."""
+    return encode_raw(_text_here(fingerprint, files).tokenizer(), wish)
+
+
+def _text_here(fingerprint: str, files: Mapping[str, bytes]) -> TextModel:
+    text = _loaded.get(fingerprint)
+    if text is None:
+        text = _loaded[fingerprint] = from_text_files(files)
+    return text
 
 
 def _no_template() -> InvalidRequestError:
@@ -147,14 +184,26 @@ def _no_template() -> InvalidRequestError:
     )
 
 
+def _sources(template: ChatTemplate | None) -> str:
+    """Collect what a model's templates tell of its dialect."""
+    return "" if template is None else f"{template.source}\n{template.tools_source}"
+
+
 class ModelText:
     """Tokenizer and template of one model. Immutable but for one lazily computed figure."""
 
-    def __init__(self, name: str, text: TextModel, workers: TextWorkers) -> None:
+    def __init__(
+        self,
+        name: str,
+        text: TextModel,
+        workers: TextWorkers,
+        dialects: DialectChoice | None = None,
+    ) -> None:
         self.name = name
         self.files = text.files
         self.tokenizer = text.tokenizer()
         self.template = text.template()
+        self.dialect = (dialects or DialectChoice()).resolve(_sources(self.template))
         self.fingerprint = text.fingerprint()
         self.window = text.config.window
         self.eos_ids = frozenset(text.config.eos_ids)
@@ -189,6 +238,62 @@ class ModelText:
             encode_conversation, self.template, self.tokenizer, conversation
         )
 
+    async def constrain(
+        self,
+        constraint: Constraint | None,
+        before: Shape = NOTHING,
+        instead: Shape | None = None,
+        *,
+        param: str | None = None,
+    ) -> Grammar:
+        """Compose the grammar of an answer and have it judged; `param` is the member to blame.
+
+        Raises InvalidRequestError(INVALID_GRAMMAR).
+        """
+        try:
+            return await self._constrain(constraint, before, instead)
+        except InvalidRequestError as error:
+            error.param = error.param or param
+            raise
+
+    async def _constrain(
+        self, constraint: Constraint | None, before: Shape, instead: Shape | None
+    ) -> Grammar:
+        checker, key = self._workers.grammars, self.fingerprint
+        if isinstance(constraint, OwnGrammar) and constraint.is_gbnf:
+            lark = await checker.lark_of(key, self._vocabulary, constraint.text)
+            constraint = OwnGrammar(lark)
+        grammar = compose(constraint, self._special_id, before=before, instead=instead)
+        await checker.check(key, self._vocabulary, source_of(grammar))
+        return grammar
+
+    def _special_id(self, text: str) -> int | None:
+        token = self.tokenizer.token_id(text)
+        return token if token in self.tokenizer.special_ids else None
+
+    def _vocabulary(self) -> Vocabulary:
+        return vocabulary_of(self.tokenizer, self.tokenizer.vocabulary)
+
+    async def encode_texts(
+        self, texts: Sequence[str], window: int, *, is_raw: bool, add_bos: bool
+    ) -> list[tuple[int, ...]]:
+        """Encode texts outside of any template; `is_raw` ones may spell control tokens.
+
+        Raises InvalidRequestError when one can never fit `window`.
+        """
+        sizes = [len(text) if text.isascii() else len(text.encode()) for text in texts]
+        if max(sizes, default=0) > window:
+            longest = await self._workers.in_thread(self.longest_token_bytes)
+            least = -(-max(sizes) // longest)
+            if least > window:
+                raise too_long(window, least, None, "prompt", at_least=True)
+        wish = RawTexts(tuple(texts), is_raw, add_bos)
+        if sum(sizes) > self._workers.limits.tokenize_inline_bytes_max:
+            return await self._workers.in_process(
+                _encode_texts_elsewhere, self.fingerprint, self.files, wish
+            )
+        return await self._workers.in_thread(encode_raw, self.tokenizer, wish)
+
     async def spell_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Ids of each word as a text's start and after a space, for `bad_words`."""
         return await self._workers.in_thread(_spell_words, self.tokenizer, tuple(words))
@@ -205,26 +310,32 @@ def _spell_words(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[in
 
 
 def too_long(
-    window: int, prompt: int, output: int | None, *, at_least: bool = False
+    window: int,
+    prompt: int,
+    output: int | None,
+    param: str = "messages",
+    *,
+    at_least: bool = False,
 ) -> InvalidRequestError:
     """Make the context overflow error: clients match on its words (http_api E3)."""
     counted = f"at least {prompt}" if at_least else str(prompt)
+    takes = "messages take" if param == "messages" else f"{param} takes"
     asked = "" if output is None else f" and {output} tokens of output were requested"
     return InvalidRequestError(
         f"This model's maximum context length is {window} tokens, "
-        f"but the messages take {counted} tokens{asked}. Shorten one of them.",
-        param="messages",
+        f"but the {takes} {counted} tokens{asked}. Shorten one of them.",
+        param=param,
         code=ErrorCode.CONTEXT_LENGTH_EXCEEDED,
     )
 
 
-def output_budget(window: int, prompt: int, requested: int | None) -> int:
+def output_budget(window: int, prompt: int, requested: int | None, param: str = "messages") -> int:
     """How many ids may be sampled (http_api E4); raises InvalidRequestError when the request does not fit."""
     limit = window - prompt
     if limit <= 0:
-        raise too_long(window, prompt, requested)
+        raise too_long(window, prompt, requested, param)
     if requested is None:
         return limit
     if requested > limit:
-        raise too_long(window, prompt, requested)
+        raise too_long(window, prompt, requested, param)
     return requested

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from superfluid_head.bench.failover import SmallFleet
 from superfluid_head.bench.rig import Rig
+from superfluid_head.bench.small_fleet import SmallFleet
 
 MOCK = ("--engine", "mock", "--model", "demo")
 FAST = (*MOCK, "--mock-rates", "prefill=20000,decode=400", "--mock-eos", "0.05")
-SLOW = (*MOCK, "--mock-rates", "prefill=20000,decode=50")
 
 
 @pytest.fixture
@@ -29,12 +28,6 @@ def fleet() -> Iterator[SmallFleet]:
     """Two fast nodes behind a head, shared by the tests that break nothing."""
     with Rig() as made:
         yield SmallFleet(made, FAST, "demo")
-
-
-@pytest.fixture
-def slow_fleet(rig: Rig) -> SmallFleet:
-    """Two nodes slow enough to be caught in the middle of an answer."""
-    return SmallFleet(rig, SLOW, "demo")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from superfluid_head.bench.failover import SmallFleet
+from superfluid_head.bench.small_fleet import SmallFleet
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 CHATS = 100

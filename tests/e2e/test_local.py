@@ -9,9 +9,9 @@ import signal
 import pytest
 
 from superfluid_core.clock import SystemClock
-from superfluid_head.bench.failover import wait_linked
 from superfluid_head.bench.load import Answer, chat, chat_body, http_client
 from superfluid_head.bench.rig import Rig
+from superfluid_head.bench.small_fleet import wait_linked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from superfluid_core.clock import SystemClock
-from superfluid_head.bench.failover import SmallFleet, wait_linked
 from superfluid_head.bench.load import Answer, chat, chat_body, http_client
 from superfluid_head.bench.rig import Child, Rig, hostport, program
+from superfluid_head.bench.small_fleet import SmallFleet, wait_linked
 from tests.e2e.conftest import MOCK
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 
 from superfluid_core.modelfiles.resolve import ModelFiles, resolve
-from superfluid_head.bench.failover import SmallFleet, native_flags
 from superfluid_head.bench.rig import Rig
+from superfluid_head.bench.small_fleet import SmallFleet, native_flags
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 CHATS = 100
@@ -101,3 +103,43 @@ def test_a_hundred_chats_over_two_nodes_end_with_exact_usage(native_fleet: Small
     log = native_fleet.head.log_text()
     for name in native_fleet.addresses:
         assert log.count(f"node={name} ") >= CHATS // 4
+
+
+class Person(pydantic.BaseModel):
+    name: str = pydantic.Field(max_length=24)
+    age: int = pydantic.Field(ge=0, le=120)
+
+
+async def structured(client: openai.AsyncOpenAI, model: str, number: int) -> None:
+    words: list[Any] = [{"role": "user", "content": f"Describe person {number} in JSON."}]
+    parsed = await client.chat.completions.parse(
+        model=model, messages=words, response_format=Person, seed=number, max_completion_tokens=120
+    )
+    assert parsed.choices[0].finish_reason == "stop"
+    assert parsed.choices[0].message.parsed is not None
+    async with client.chat.completions.stream(
+        model=model, messages=words, response_format=Person, seed=number, max_completion_tokens=120
+    ) as stream:
+        async for _ in stream:
+            pass
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.parsed is not None
+    plain = await client.completions.create(
+        model=model,
+        prompt=f"{number}:",
+        max_tokens=20,
+        extra_body={"guided_regex": "[0-9]{3} [a-z]{3}"},
+    )
+    assert re.fullmatch("[0-9]{3} [a-z]{3}", plain.choices[0].text)
+
+
+async def one_structured(fleet: SmallFleet) -> None:
+    http = openai.DefaultAsyncHttpxClient(trust_env=False, timeout=240)
+    async with openai.AsyncOpenAI(
+        base_url=f"{fleet.url}/v1", api_key="none", http_client=http, max_retries=0
+    ) as client:
+        await structured(client, fleet.served, 1)
+
+
+def test_the_official_client_parses_what_the_model_was_held_to(native_fleet: SmallFleet) -> None:
+    asyncio.run(one_structured(native_fleet))

@@ -17,8 +17,11 @@ from superfluid_core.wire.connection import Connection
 from superfluid_core.wire.messages import Closed, Message, Open, Refuse, Renew, TokenRow, Tokens
 from superfluid_core.wire.schema import Role
 from superfluid_head.fleet import transitions as t
+from superfluid_head.fleet.circuit import CircuitState
 from superfluid_head.fleet.fleet import Fleet
 from superfluid_head.fleet.generation import GenerationMachine
+from superfluid_head.fleet.node import FleetNode
+from superfluid_head.fleet.runner import Runner
 from superfluid_head.fleet.stream import Generation
 from superfluid_noded.agent import Agent
 from tests.sim.world import MS, World
@@ -56,6 +59,8 @@ class Checks:
         self.counts: dict[str, int] = {}
         self.ledgers: dict[GenerationMachine, Ledger] = {}
         self.distort: Callable[[str, Link, Tokens], list[Message] | None] = lambda *_: None
+        self.on_down: Callable[[Fleet, FleetNode, t.Loss], None] = lambda *_: None
+        self.on_open: Callable[[Open], None] = lambda _message: None
         self.is_starved: Callable[[Link], bool] = lambda _link: False
         self._leases: dict[Connection, dict[tuple[int, int], Lease]] = {}
         self._opened: dict[tuple[Agent, str, int], int] = {}
@@ -75,6 +80,7 @@ class Checks:
             (GenerationMachine, "begin", self._tap_begin(GenerationMachine.begin)),
             (GenerationMachine, "on_event", self._tap_event(GenerationMachine.on_event)),
             (Fleet, "node_down", self._tap_down(Fleet.node_down)),
+            (Runner, "fault", self._tap_fault(Runner.fault)),
         ]
 
     # --- what is written -------------------------------------------------------------------------------
@@ -124,6 +130,8 @@ class Checks:
             elif isinstance(message, Renew) and self.is_starved(link):
                 self.count("renews withheld")
             else:
+                if isinstance(message, Open):
+                    self.on_open(message)
                 original(link, message)
 
         return send
@@ -280,11 +288,32 @@ class Checks:
         def node_down(fleet: Fleet, node: Any, loss: t.Loss) -> None:
             if self.world.ghost is None:
                 self.count(f"loss: {loss}")
+                self.on_down(fleet, node, loss)
                 if node.slots:
                     self.count(f"loss with sessions: {loss}")
             original(fleet, node, loss)
 
         return node_down
+
+    def _tap_fault(self, original: Any) -> Any:
+        """The last node that works is never rested: the others would have to be there to take over."""
+
+        def fault(runner: Runner, node: FleetNode, reason: str) -> None:
+            now_ns = runner._clock.now_ns()
+            was_open = node.circuit.state(now_ns) is CircuitState.OPEN
+            original(runner, node, reason)
+            if self.world.ghost is not None or was_open:
+                return
+            if node.circuit.state(now_ns) is CircuitState.OPEN:
+                self.count("circuits opened")
+                views = [other for other in runner._nodes.values() if other is not node]
+                if not any(
+                    other.view.is_up and other.circuit.state(now_ns) is not CircuitState.OPEN
+                    for other in views
+                ):
+                    self.world.broken("the last node that works is rested")
+
+        return fault
 
 
 def _short(reason: str) -> str:

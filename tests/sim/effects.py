@@ -13,6 +13,6 @@ EFFECTS = {
     "drain": "closed: draining", "terminate": "loss: node going away", "goaway race": "refused: draining",
     "boot jump": "closed: fenced", "starve leases": "renews withheld", "busy": "refused: rate_limit_exceeded",
     "wrong weights": "weights refused", "head crash": "head deaths", "head power loss": "head deaths",
-    "faulty node": "forged", "burst": "bursts", "poison": "quarantined", "slow client": "slow: waiting",
+    "faulty node": "forged", "burst": "bursts", "half frame": "half frames", "half close": "half closed", "poison": "quarantined", "slow client": "slow: waiting",
     "client leaves": "end: left", "drift": "drifting", "single return": "single returns",
 }  # fmt: skip

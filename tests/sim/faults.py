@@ -12,6 +12,7 @@ from functools import partial
 from superfluid_core.link.link import LinkClosedError
 from superfluid_core.wire.messages import Open
 from superfluid_noded.heads import OPENS_BURST, OPENS_PER_SECOND
+from tests.sim.half import half_close, half_frame
 from tests.sim.head import SimHead
 from tests.sim.lies import FORGERIES, Scene
 from tests.sim.network import FIN, End, Item
@@ -32,6 +33,7 @@ class Faults:
         self.world = scene.world
         self.network = scene.network
         self.drawn = scene.drawn
+        self.longest_s = 1e9
         self.table: dict[str, Fault] = {
             "crash": self.crash,
             "power loss": lambda: self.crash(power=True),
@@ -67,6 +69,8 @@ class Faults:
             "head power loss": lambda: self.head_crash(power=True),
             "faulty node": self.faulty_node,
             "burst": self.burst,
+            "half frame": lambda: half_frame(self.scene, self._link()),
+            "half close": self.half_close,
         }
 
     def strike(self, kind: str) -> bool:
@@ -92,7 +96,8 @@ class Faults:
         return self.drawn.choice(up) if up else None
 
     def _ns(self, *seconds: float) -> int:
-        return int(self.drawn.choice(seconds) * (0.8 + 0.4 * self.drawn.random()) * SECOND)
+        drawn_s = self.drawn.choice(seconds) * (0.8 + 0.4 * self.drawn.random())
+        return int(min(drawn_s, self.longest_s) * SECOND)
 
     def _link(self) -> tuple[End, End] | None:
         """Both ends of a connection: the head's, the node's."""
@@ -105,7 +110,7 @@ class Faults:
             return None
         return ends[-1], ends[-1].peer
 
-    def _crowd(self, head: SimHead, count: int) -> None:
+    def crowd(self, head: SimHead, count: int) -> None:
         """Let clients come at once; never more than can be served within the liveness bound."""
         lanes = sum(node.options.lanes for node in self.scene.nodes)
         for _ in range(min(count, 2 * lanes + 2 - len(head.open))):
@@ -251,6 +256,14 @@ class Faults:
 
         return self._corrupt(change)
 
+    def half_close(self) -> int | None:
+        ends = self._link()
+        lasts_ns = half_close(self.scene, ends)
+        if lasts_ns is not None and ends is not None:
+            head = next(head for head in self.scene.heads if head.host == ends[0].host)
+            self.crowd(head, 2)
+        return lasts_ns
+
     def _reset_soon(self, end: End) -> None:
         self.world.after(MS, lambda: end.break_with(ConnectionResetError("reset")))
 
@@ -274,7 +287,7 @@ class Faults:
             return None
         lasts_ns = self._ns(11.0, 13.0)
         self._block((head.host, node.host), lasts_ns)
-        self._crowd(head, 2 + 2 * len(self.scene.nodes))
+        self.crowd(head, 2 + 2 * len(self.scene.nodes))
         return lasts_ns
 
     def stale_open(self) -> int | None:
@@ -349,9 +362,9 @@ class Faults:
         head, node = self._head(), self._node()
         if head is None or node is None or head.process is None or head.process.is_frozen:
             return None
-        self._crowd(head, 2 * len(self.scene.nodes))
+        self.crowd(head, 2 * len(self.scene.nodes))
         route = self.network.route(head.host, node.host)
-        self.world.after(self.drawn.randrange(2 * route.latency_ns), node.terminate)
+        self.world.after(self.drawn.randrange(max(1, route.latency_ns)), node.terminate)
         return 20 * SECOND
 
     def boot_jump(self) -> int | None:
@@ -409,5 +422,5 @@ class Faults:
         if head is None or head.fleet is None:
             return None
         self.scene.count("bursts")
-        self._crowd(head, self.drawn.choice((2, 6)) * len(self.scene.nodes))
+        self.crowd(head, self.drawn.choice((2, 6)) * len(self.scene.nodes))
         return 5 * SECOND

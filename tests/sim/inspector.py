@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import random
 
-from superfluid_core.limits import FleetLimits, LinkLimits
+import superfluid_head.fleet.pulse as pulse_module
+from superfluid_core.limits import FleetLimits, LinkLimits, WireLimits
+from superfluid_core.link.link import Link
+from superfluid_core.wire.messages import Open
+from superfluid_core.wire.schema import schema
+from superfluid_head.fleet.fleet import Fleet
 from superfluid_head.fleet.node import FleetNode
+from superfluid_head.fleet.transitions import Loss
 from superfluid_noded.heads import Live
 from tests.sim.head import SimHead
 from tests.sim.lies import Scene
@@ -20,8 +26,16 @@ from tests.sim.world import MS, SECOND, ViolationError
 WATCH_MS = 500
 DIALS_PER_10_S_MAX = 150
 LEAVING_S_MAX = 75
+HALF_OPEN_S_MAX = 5
+"""How long a link may stand that carries nothing one way, whichever way that is."""
 ORPHANED_S_MAX = 5
 LEFT_TURNS_MAX = 2
+FAREWELL_S_MAX = 180
+FRAME_S_MAX = 25
+OPEN_S_MORE = 40
+OPEN_TYPE = schema(WireLimits()).by_shape[Open].number
+OUTGOING_BYTES_MAX = LinkLimits().outgoing_bytes_max
+QUEUE_MAX = FleetLimits().queue_max
 
 
 class Inspector:
@@ -35,9 +49,11 @@ class Inspector:
         self.drawn = drawn
         self.killed_by: dict[tuple[int, ...], int] = {}
         self.owed: dict[SimNode, int] = {}
+        self._killers: dict[str, set[tuple[int, ...]]] = {}
         self._dialled: dict[tuple[str, str], int] = {}
         self._left: dict[SimNode, dict[tuple[str, int, int], int]] = {}
         self._orphaned_ns: dict[SimNode, int] = {}
+        self._unheard_ns: dict[tuple[SimHead, SimNode], int] = {}
         self._turns = 0
 
     def watch(self) -> None:
@@ -45,6 +61,8 @@ class Inspector:
         self.world.after(WATCH_MS * MS, self.watch)
         for node in self.scene.nodes:
             self._supervise(node)
+            for head in self.scene.heads:
+                self._judge_half_open(head, node)
         if self._turns % 4 == 0:
             for node in self.scene.nodes:
                 self._judge_node(node)
@@ -71,20 +89,75 @@ class Inspector:
             if not node.is_up:
                 node.start()
 
+    def _judge_half_open(self, head: SimHead, node: SimNode) -> None:
+        """A head that is awake leaves a link on which it, or its node, has not been heard for so long."""
+        pair, now_ns = (head, node), self.world.now_ns
+        ways = (self.network.route(head.host, node.host), self.network.route(node.host, head.host))
+        process, fleet = head.process, head.fleet
+        is_awake = process is not None and not process.is_frozen and not process.is_dead
+        is_cut = any(way.is_blocked for way in ways) and not any(way.extra_ns for way in ways)
+        if fleet is None or process is None or not (is_awake and is_cut):
+            self._unheard_ns.pop(pair, None)
+            return
+        since_ns = self._unheard_ns.setdefault(pair, now_ns)
+        # its clock may drift, its looks at the time be few, and it may have slept between two looks of ours
+        late_ms = 2 * pulse_module.PERIOD_MS + WATCH_MS
+        longest_ns = HALF_OPEN_S_MAX * SECOND + late_ms * MS
+        stood = [link.link.opened_ns for link in fleet._nodes[node.identity].links]
+        if stood and now_ns - since_ns > longest_ns and process.now_ns() - min(stood) > longest_ns:
+            raise ViolationError(f"{head.name} keeps a link to {node.identity} that is half open")
+        self.checks.count("half open", int(bool(stood)))
+
     def died(self, node: SimNode, prompt: tuple[int, ...]) -> None:
-        """A prompt kills a process. It counts if a head runs it there and can see the process go."""
-        is_seen = not node.is_leaving and any(
-            generation.request.prompt == prompt
-            and generation.waiting.slot is not None
-            and generation.waiting.slot.key == node.identity
-            and not self.network.route(node.host, head.host).is_blocked
-            for head in self.scene.heads
-            if head.fleet is not None
-            for generation in head.fleet._runner.generations.values()
-        )
-        self.killed_by[prompt] = self.killed_by.get(prompt, 0) + is_seen
-        if self.killed_by[prompt] > FleetLimits().processes_lost_max:
-            self.world.broken("one request has killed a third process")
+        """A prompt kills a process. Whether a head can know is another question: see `saw_down`."""
+        self._killers.setdefault(node.identity, set()).add(prompt)
+
+    def saw_down(self, fleet: Fleet, node: FleetNode, loss: Loss) -> None:
+        """A head loses a node. Only an end that it sees as an end is a suspicion; silence, or a farewell, is none."""
+        left_ns = next(each.farewell_ns for each in self.scene.nodes if each.identity == node.key)
+        is_stale = left_ns is None or self.world.now_ns - left_ns > FAREWELL_S_MAX * SECOND
+        if loss is Loss.GOING and is_stale:
+            self.world.broken(f"{node.key} was not told to go, and said goodbye")
+        killers = self._killers.get(node.key, set()) if loss is Loss.CUT else set()
+        for slot in node.slots.values():
+            generation = fleet._runner.generations.get(slot.session)
+            prompt = () if generation is None else generation.request.prompt
+            if prompt in killers:
+                killers.discard(prompt)
+                self.killed_by[prompt] = self.killed_by.get(prompt, 0) + 1
+                if self.killed_by[prompt] > FleetLimits().processes_lost_max:
+                    self.world.broken("one request has killed a third process")
+
+    def saw_open(self, message: Open) -> None:
+        """A head opens a session: what is left until its deadline is what is left of the first one."""
+        process = self.world.current
+        for head in self.scene.heads:
+            if head.fleet is None or head.process is not process or process is None:
+                continue
+            generation = head.fleet._runner.generations.get(message.session)
+            until_ns = None if generation is None else generation.request.deadline_ns
+            if generation is None:
+                return  # a context on its way to another node, under a session of its own
+            if (until_ns is None) is not (message.deadline_ms is None):
+                self.world.broken("a deadline was lost or made up")
+            left_ms = 0 if until_ns is None else max(0, until_ns - process.now_ns()) // MS
+            if message.deadline_ms is not None and message.deadline_ms > left_ms + 1:
+                self.world.broken(f"{message.deadline_ms} ms until a deadline in {left_ms} ms")
+
+    def _judge_frames(self, node: SimNode, links: list[Link]) -> None:
+        """What has begun to come is whole within its time, or the link is closed."""
+        process = node.process
+        if process is None or process.is_frozen:
+            return
+        for link in links:
+            frames = link._connection._frames
+            is_open = frames.header is not None and frames.header.type == OPEN_TYPE
+            patience_s = FRAME_S_MAX + (OPEN_S_MORE if is_open else 0)
+            started_ns = frames.started_ns
+            if started_ns is None or not link.is_open or not link._is_reading:
+                continue
+            if process.now_ns() - started_ns > patience_s * SECOND:
+                raise ViolationError(f"{node.identity} waits for the rest of a frame for ever")
 
     def _judge_node(self, node: SimNode) -> None:
         core = node.node
@@ -101,10 +174,10 @@ class Inspector:
                 raise ViolationError(f"{node.identity}: a session outlived its link")
         self._judge_orphans(node, {live.placement.serial for live in lives})
         self._judge_left(node, lives)
+        self._judge_frames(node, [head.link for head in roster.heads.values()])
         names = [head.name for head in roster.heads.values()]
         self.checks.count("two links of one head", int(len(set(names)) < len(names)))
-        bound = LinkLimits().outgoing_bytes_max
-        if any(head.link._outbox.bytes > bound for head in roster.heads.values()):
+        if any(head.link._outbox.bytes > OUTGOING_BYTES_MAX for head in roster.heads.values()):
             raise ViolationError(f"{node.identity}: a link's queue is over its bound")
 
     def _judge_orphans(self, node: SimNode, known: set[int]) -> None:
@@ -161,7 +234,7 @@ class Inspector:
             if generation is None or generation.waiting.slot is not slot:
                 raise ViolationError(f"{head.name}: a slot without its generation")
         waiting = sum(not ticket.is_move for ticket in fleet._runner.room)
-        if waiting > FleetLimits().queue_max + 1:
+        if waiting > QUEUE_MAX + 1:
             raise ViolationError(f"{head.name}: {waiting} new requests wait")
         for fleet_node in fleet._nodes.values():
             self._judge_fleet_node(head, fleet_node)

@@ -56,8 +56,13 @@ class Liar:
 
     def distort(self, name: str, _link: Link, message: Tokens) -> list[Message] | None:
         """What a faulty node sends instead of `message`; None: the message itself."""
-        kind = next((node.faulty for node in self.scene.nodes if node.identity == name), "")
-        kept = self.scene.sent.setdefault(name, deque(maxlen=6))
+        kind = ""
+        for node in self.scene.nodes:
+            if node.faulty and node.identity == name:
+                kind = node.faulty
+        kept = self.scene.sent.get(name)
+        if kept is None:
+            kept = self.scene.sent[name] = deque(maxlen=6)
         held = self.scene.delayed.pop(name, None)
         if held is not None:
             return [message, held]

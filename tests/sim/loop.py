@@ -6,9 +6,10 @@ It owns what is ready to run and nothing else: time is the process's, timers are
 from __future__ import annotations
 
 import asyncio
+from asyncio.futures import _set_result_unless_cancelled  # type: ignore[attr-defined]
 from collections import deque
 from collections.abc import Callable
-from contextvars import Context, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,17 +21,17 @@ class ViolationError(AssertionError):
 
 
 class Handle:
-    """A callback that waits for its turn; as much of asyncio's as asyncio itself asks for."""
+    """A callback that waits for its turn; as much of asyncio's as asyncio itself asks for.
 
-    __slots__ = ("_args", "_callback", "_context", "_when", "is_cancelled")
+    Contexts are not kept: nothing that runs here has context variables, and entering one costs as much as a small callback.
+    """
 
-    def __init__(
-        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
-    ) -> None:
-        self._callback = callback
-        self._args = args
-        self._context = copy_context() if context is None else context
-        self._when = 0.0
+    __slots__ = ("args", "callback", "is_cancelled", "when_s")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.callback = callback
+        self.args = args
+        self.when_s = 0.0
         self.is_cancelled = False
 
     def cancel(self) -> None:
@@ -40,11 +41,16 @@ class Handle:
         return self.is_cancelled
 
     def when(self) -> float:
-        return self._when
+        return self.when_s
+
+    @property
+    def is_a_sleep(self) -> bool:
+        """Whether it only ends a sleep: it runs no code but asyncio's, so it needs no turn of its own."""
+        return self.callback is _set_result_unless_cancelled
 
     def run(self, loop: ProcessLoop) -> None:
         try:
-            self._context.run(self._callback, *self._args)
+            self.callback(*self.args)
         except (SystemExit, KeyboardInterrupt, ViolationError):
             raise
         except BaseException as error:  # noqa: BLE001 - what asyncio does with a failed callback
@@ -58,6 +64,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         self.process = process
         self.world = process.world
         self.ready: deque[Handle] = deque()
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
 
     # --- time -------------------------------------------------------------------------------------
 
@@ -65,45 +72,36 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         return self.process.now_ns() / 1e9
 
     def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> Any:
-        handle = Handle(callback, args, context)
-        if not self.process.is_dead:
+        handle = Handle(callback, args)
+        process = self.process
+        if not process.is_dead:
             self.ready.append(handle)
-            self.world.wake(self.process)
+            if not process.is_queued:
+                self.world.wake(process)
         return handle
 
-    def call_soon_threadsafe(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Any:
-        return self.call_soon(callback, *args, context=context)
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_later(  # type: ignore[override]
-        self,
-        delay: float,
-        callback: Callable[..., object],
-        *args: Any,
-        context: Context | None = None,
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> Any:
-        return self.call_at(self.time() + delay, callback, *args, context=context)
+        handle = Handle(callback, args)
+        process = self.process
+        if not process.is_dead:
+            self.world.at(process.due_ns(int(delay * 1e9)), handle, process)
+        return handle
 
     def call_at(  # type: ignore[override]
-        self,
-        when: float,
-        callback: Callable[..., object],
-        *args: Any,
-        context: Context | None = None,
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> Any:
-        handle = Handle(callback, args, context)
-        handle._when = when
-        if not self.process.is_dead:
-            self.world.at(self.process.world_ns(int(when * 1e9)), handle, self.process)
+        process = self.process
+        handle = self.call_later(when - process.now_ns() / 1e9, callback, *args)
+        handle.when_s = when
         return handle
 
     # --- futures and tasks ------------------------------------------------------------------------
-
-    def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> Any:
         task = asyncio.Task(coro, loop=self, name=name, context=context)
@@ -115,8 +113,7 @@ class ProcessLoop(asyncio.AbstractEventLoop):
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self.process.tasks.pop(task, None)
 
-    def get_debug(self) -> bool:
-        return False
+    get_debug = bool  # called for every future; it answers False
 
     def is_running(self) -> bool:
         return True

@@ -112,6 +112,7 @@ class SimNode:
         self.faulty = ""
         self.is_resting = False
         self.terminated_ns: int | None = None
+        self.farewell_ns: int | None = None
         self._server: _Server | None = None
 
     @property
@@ -163,7 +164,7 @@ class SimNode:
         """SIGTERM: drain, then end."""
         if self.is_up and self.process is not None:
             self.is_leaving = True
-            self.terminated_ns = self.world.now_ns
+            self.terminated_ns = self.farewell_ns = self.world.now_ns
             self.process.call(self.process.signals[signal.SIGTERM])
 
     def reap(self) -> bool:

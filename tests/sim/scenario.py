@@ -10,8 +10,8 @@ import gc
 import logging
 import random
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ import superfluid_core.link.link as link_module
 import superfluid_head.fleet.fleet as fleet_module
 import superfluid_head.fleet.node as fleet_node_module
 import superfluid_head.fleet.pulse as pulse_module
+import superfluid_noded.prefix_reports as reports_module
 import superfluid_noded.service as service_module
 from superfluid_core.logs import _FIELDS
 from superfluid_core.placement.policies import Policy
@@ -32,7 +33,7 @@ from tests.sim.inspector import Inspector
 from tests.sim.lies import Liar, Scene
 from tests.sim.network import Network
 from tests.sim.node import DRAIN_GRACE_MS, MODEL, SimNode, installed, node_config, patched
-from tests.sim.shape import draw_load, draw_options, draw_shape
+from tests.sim.shape import DENSE_EVERY, draw_load, draw_options, draw_shape
 from tests.sim.world import MS, SECOND, ViolationError, World
 
 logger = logging.getLogger(__name__)
@@ -59,23 +60,25 @@ class Outcome:
 TIGHT = ((link_module, "WRITE_HIGH_BYTES", 512), (link_module, "WRITE_LOW_BYTES", 128))
 """Pipes so narrow that queues form in the link."""
 
-COARSE_MS = 250
-COARSE = (
-    (pulse_module, "PERIOD_MS", COARSE_MS),
-    (fleet_node_module, "PERIOD_MS", COARSE_MS),
-    (fleet_module, "TICK_MS", COARSE_MS),
-    (service_module, "SWEEP_S", COARSE_MS / 1e3),
-    (loop_module, "TIME_MS", COARSE_MS),
-)
-"""Regular looks at the time, less often than the product takes them: most of the cost of an hour without incident."""
+
+def coarse(period_ms: int) -> tuple[tuple[Any, str, Any], ...]:
+    """Regular looks at the time, less often than the product takes them: most of the cost of an hour without incident."""
+    return (
+        (pulse_module, "PERIOD_MS", period_ms),
+        (fleet_node_module, "PERIOD_MS", period_ms),
+        (fleet_module, "TICK_MS", period_ms),
+        (service_module, "SWEEP_S", period_ms / 1e3),
+        (loop_module, "TIME_MS", period_ms),
+        (reports_module, "REPORT_S", period_ms / 1e3),
+    )
 
 
 class Run:
     """One seed at work."""
 
-    def __init__(self, seed: int, only: tuple[str, ...] = ()) -> None:
+    def __init__(self, seed: int, only: tuple[str, ...] = (), *, is_dense: bool = False) -> None:
         drawn = self.drawn = random.Random(f"sim {seed}")
-        self.shape = draw_shape(drawn, only)
+        self.shape = draw_shape(drawn, only, is_dense=is_dense or seed % DENSE_EVERY == 0)
         self.world = World()
         self.network = Network(
             self.world, lambda _a, _b: drawn.choice((100_000, 300_000, 2 * MS, 20 * MS))
@@ -95,12 +98,14 @@ class Run:
         self.inspector = Inspector(self.scene, drawn)
         for node in nodes:
             node.on_death = self.inspector.died
+        self.checks.on_down = self.inspector.saw_down
+        self.checks.on_open = self.inspector.saw_open
 
     # --- drawing ------------------------------------------------------------------------------------
 
     def _draw_nodes(self) -> list[SimNode]:
         drawn, nodes = self.drawn, []
-        options = draw_options(drawn)
+        options = draw_options(drawn, self.shape.pace)
         for number in range(self.shape.nodes):
             flags = {"max_batch": options.lanes, "drain_grace_ms": DRAIN_GRACE_MS}
             config = node_config(f"n{number}", f"127.0.0.{11 + number}", flags)
@@ -139,16 +144,25 @@ class Run:
     # --- the four parts -----------------------------------------------------------------------------
 
     def play(self) -> None:
-        scene, world = self.scene, self.world
+        self.begin()
+        for head in self.scene.heads:
+            head.load = self.scene.load
+        self._strike()
+        self.end()
+
+    def begin(self) -> None:
+        """Start everything."""
+        scene = self.scene
         for node in scene.nodes:
             node.start()
         for head in scene.heads:
             head.start()
         self.inspector.watch()
-        self._advance(2.0)
-        for head in scene.heads:
-            head.load = scene.load
-        self._strike()
+        self.advance(2.0)
+
+    def end(self) -> None:
+        """Strike no more, and hold everybody to what was promised."""
+        scene, world = self.scene, self.world
         self._heal()
         for head in scene.heads:
             head.is_asked_to_rest = True
@@ -167,13 +181,13 @@ class Run:
         until_ns = self.world.now_ns + shape.duration_s * SECOND
         while self.world.now_ns < until_ns:
             gap_s = drawn.expovariate(1 / shape.gap_s)
-            self._advance(10.0 + gap_s / 2 if shape.is_calm else gap_s)
+            self.advance(10.0 + gap_s / 2 if shape.is_calm else gap_s)
             kind = drawn.choice(shape.kinds)
             logger.info(
                 "fault: %s %s", kind, "" if self.faults.strike(kind) else "(nothing to harm)"
             )
 
-    def _advance(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self._until(self.world.now_ns + int(seconds * SECOND), None)
 
     def _until(self, until_ns: int, is_done: Callable[[], bool] | None) -> None:
@@ -211,7 +225,7 @@ class Run:
 
     def _prove_service(self) -> None:
         self._until(self.world.now_ns + 60 * SECOND, self._are_all_ready)
-        self._advance(HEARTBEAT_S)
+        self.advance(HEARTBEAT_S)
         for head in self.scene.heads:
             seed = self.scene.drawn.getrandbits(32)
             request = GenerationRequest(
@@ -250,39 +264,64 @@ class _Lines(logging.Handler):
         print(f"{self._world.now_ns / SECOND:10.4f} {name:3} {record.getMessage()} {tail}")
 
 
-def run_seed(seed: int, only: tuple[str, ...] = (), *, is_told: bool = False) -> Outcome:
-    """Run one seed. Never raises for a broken promise: it is in the outcome."""
-    outcome = Outcome(seed)
-    began_s = time.process_time()
-    if not is_told:
-        logging.disable(logging.CRITICAL)
+@contextmanager
+def staged(seed: int, only: tuple[str, ...] = (), *, is_dense: bool = False) -> Iterator[Run]:
+    """Draw a run and put the virtual world in place for it; dispose of everything afterwards."""
     gc.disable()
     try:
         with ExitStack() as stack:
             stack.enter_context(installed())
-            run = Run(seed, only)
-            if is_told:
-                handler = _Lines(run.world)
-                logging.getLogger().addHandler(handler)
-                logging.getLogger().setLevel(logging.INFO)
-                stack.callback(logging.getLogger().removeHandler, handler)
-                print(run.shape, run.scene.load)
+            run = Run(seed, only, is_dense=is_dense)
             stack.enter_context(patched(*run.checks.patches()))
             stack.enter_context(patched(*(TIGHT if run.shape.is_tight else ())))
-            stack.enter_context(patched(*(COARSE if run.shape.is_coarse else ())))
+            if run.shape.is_coarse:
+                stack.enter_context(patched(*coarse(run.shape.pace.coarse_ms)))
             try:
-                run.play()
-            except ViolationError as broken:
-                outcome.violation = str(broken)
+                yield run
             finally:
-                outcome.trace = run.world.trace
-                outcome.simulated_s = run.world.now_ns / SECOND
                 run.close()
-            _gather(run, outcome)
     finally:
         gc.enable()
         gc.collect()
-        logging.disable(logging.NOTSET)
+        gc.freeze()  # what is left now are modules: the next look need not go through them again
+
+
+@contextmanager
+def _told(run: Run, *, is_told: bool) -> Iterator[None]:
+    """Print what the product logs, or let it log nothing."""
+    if not is_told:
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+        return
+    handler, root = _Lines(run.world), logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    print(run.shape, run.scene.load)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+
+
+def run_seed(
+    seed: int, only: tuple[str, ...] = (), *, is_told: bool = False, is_dense: bool = False
+) -> Outcome:
+    """Run one seed. Never raises for a broken promise: it is in the outcome."""
+    outcome = Outcome(seed)
+    began_s = time.process_time()
+    with staged(seed, only, is_dense=is_dense) as run, _told(run, is_told=is_told):
+        try:
+            run.play()
+        except ViolationError as broken:
+            outcome.violation = str(broken)
+        finally:
+            outcome.trace = run.world.trace
+            outcome.simulated_s = run.world.now_ns / SECOND
+            run.close()
+        _gather(run, outcome)
     outcome.cpu_s = time.process_time() - began_s
     return outcome
 

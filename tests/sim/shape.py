@@ -1,7 +1,9 @@
 """What is drawn from a seed before anything starts: topology, faults that may come, engines, load.
 
 A tenth of the seeds is calm: what happens there must not move a session. A fifth knows one kind of fault only, the rest
-about half of the kinds each, so that kinds meet in many combinations and none hides behind another.
+about half of the kinds each, so that kinds meet in many combinations and none hides behind another. One seed in eight is dense: more
+sessions, faults closer together, finer looks at the time. The others have half as many sessions, each as long but of fewer tokens, which
+is what makes an hour cheap. Planted bugs are hunted in dense seeds.
 """
 
 from __future__ import annotations
@@ -14,7 +16,24 @@ from tests.sim.faults import CALM
 from tests.sim.head import Load
 from tests.sim.oracle import EOS_PROBABILITY
 
-SESSIONS_LIVE = 0.8
+DENSE_EVERY = 8
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How close things follow one another."""
+
+    sessions_live: float
+    durations_s: tuple[int, ...]
+    gaps_s: tuple[float, ...]
+    coarse: float
+    coarse_ms: int
+    decode_rates: tuple[float, ...]
+    outputs_max: tuple[int, ...]
+
+
+DENSE = Pace(0.8, (100, 160, 240), (10.0, 16.0, 24.0), 0.6, 250, (3.0, 5.0, 9.0), (20, 60, 120))
+EVEN = Pace(0.35, (80, 130, 190), (10.0, 16.0, 24.0), 0.9, 400, (1.5, 2.5, 4.0), (12, 32, 64))
 
 
 @dataclass(frozen=True)
@@ -29,9 +48,11 @@ class Shape:
     is_coarse: bool
     duration_s: int
     gap_s: float
+    pace: Pace
 
 
-def draw_shape(drawn: random.Random, only: tuple[str, ...] = ()) -> Shape:
+def draw_shape(drawn: random.Random, only: tuple[str, ...] = (), *, is_dense: bool = True) -> Shape:
+    pace = DENSE if is_dense else EVEN
     every = ALL_KINDS
     is_calm = drawn.random() < 0.1 and not only
     if only:
@@ -48,9 +69,10 @@ def draw_shape(drawn: random.Random, only: tuple[str, ...] = ()) -> Shape:
         kinds=kinds,
         is_calm=is_calm,
         is_tight=drawn.random() < 0.25,
-        is_coarse=drawn.random() < 0.6,
-        duration_s=drawn.choice((100, 160, 240)),
-        gap_s=drawn.choice((10.0, 16.0, 24.0)),
+        is_coarse=drawn.random() < pace.coarse,
+        duration_s=drawn.choice(pace.durations_s),
+        gap_s=drawn.choice(pace.gaps_s),
+        pace=pace,
     )
 
 
@@ -59,18 +81,18 @@ ALL_KINDS = (
     "half to head", "reset", "duplicate link", "deaf node", "flip", "raw flip", "truncate", "delay",
     "late OPEN", "stale OPEN", "hang", "slow engine", "lane fault", "drain", "terminate",
     "goaway race", "boot jump", "starve leases", "busy", "wrong weights", "head crash",
-    "head power loss", "faulty node", "burst",
+    "head power loss", "faulty node", "burst", "half frame", "half close",
 )  # fmt: skip
 
 
-def draw_options(drawn: random.Random) -> SimOptions:
+def draw_options(drawn: random.Random, pace: Pace) -> SimOptions:
     """Make up the engine of all nodes."""
     return SimOptions(
         window=1_024,
         lanes=drawn.choice((1, 2, 4)),
         blocks=drawn.choice((70, 120, 300)),
         prefill_rate=drawn.choice((200.0, 1_000.0, 4_000.0)),
-        decode_rate=drawn.choice((3.0, 5.0, 9.0)),
+        decode_rate=drawn.choice(pace.decode_rates),
         eos_probability=EOS_PROBABILITY,
     )
 
@@ -79,9 +101,9 @@ def draw_load(drawn: random.Random, shape: Shape, options: SimOptions) -> Load:
     """Make up what clients ask for: never more in the long run than a third of what the nodes can do."""
     calm = shape.is_calm
     prompt_max = drawn.choice((30, 150, 600))
-    output_max = drawn.choice((20, 60, 120))
+    output_max = drawn.choice(shape.pace.outputs_max)
     service_s = prompt_max / 2 / options.prefill_rate + output_max / 3 / options.decode_rate
-    live = min(SESSIONS_LIVE, shape.nodes * options.lanes / 3)
+    live = min(shape.pace.sessions_live, shape.nodes * options.lanes / 3)
     return Load(
         gap_s=1.7 * service_s * shape.heads / live,
         prompt_max=prompt_max,

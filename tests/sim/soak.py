@@ -12,19 +12,28 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from itertools import count
 
 from tests.sim.effects import EFFECTS
 from tests.sim.scenario import Outcome, run_seed
 
 
 def outcomes(first: int, jobs: int) -> Iterator[Outcome]:
-    seeds = iter(range(first, 1 << 31))
+    """Run seed after seed for as long as somebody asks; in other processes when there are several jobs."""
+    seeds = count(first)
     if jobs == 1:
         yield from map(run_seed, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        bounded = range(first, first + 1_000_000)
-        yield from pool.imap_unordered(run_seed, bounded, chunksize=1)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(run_seed, next(seeds)) for _ in range(2 * jobs)}
+        try:
+            while True:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                running |= {pool.submit(run_seed, next(seeds)) for _ in done}
+                yield from (future.result() for future in done)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Tally:
@@ -90,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"seed {outcome.seed}: {outcome.violation}", flush=True)
             if tally.simulated_s >= options.hours * 3600 and tally.seeds >= options.seeds:
                 break
-        print(f"wall {time.perf_counter() - began:.0f} s")
+        print(f"wall {time.perf_counter() - began:.0f} s, {options.jobs} jobs")
     print(tally.text())
     for outcome in tally.broken:
         print(f"  seed {outcome.seed} at {outcome.simulated_s:.3f} s: {outcome.violation}")

@@ -111,6 +111,7 @@ class End(asyncio.Transport):
         self.rx: deque[Item] = deque()
         self.is_gone = False
         self.is_mute = False
+        self.is_stuck = False
         self._is_told = False
         self._is_closing = False
         self._is_reading = True
@@ -124,6 +125,8 @@ class End(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         if self.is_gone or self._is_closing or self.process.world.ghost is not None:
+            return
+        if self.is_stuck:
             return
         self._buffer.append(bytes(data))
         self._buffered += len(data)
@@ -196,6 +199,8 @@ class End(asyncio.Transport):
 
     def _read(self) -> None:
         self._is_read_due = False
+        if self.is_stuck:
+            return
         chunks: list[bytes] = []
         while self.rx and self._is_reading and isinstance(self.rx[0], bytes):
             chunks.append(self.rx.popleft())  # type: ignore[arg-type]

@@ -12,7 +12,8 @@ from superfluid_core.link.link import Link, LinkClosedError
 from superfluid_core.link.setup import LinkSetup
 from superfluid_core.wire.messages import Hello
 from superfluid_core.wire.schema import Role
-from tests.sim.world import SECOND, Process, World
+from tests.sim.scenario import staged
+from tests.sim.world import MS, SECOND, Process, World
 
 
 class Stuck(asyncio.Transport):
@@ -69,3 +70,61 @@ def test_a_peer_that_has_closed_is_not_waited_for(rest: bytes) -> None:
     _, _, transport = a_link_at_its_end(world, rest)
     world.run_until(5 * SECOND)
     assert transport.is_forced
+
+
+def test_a_drain_that_is_ordered_while_the_node_is_away_ends_with_its_process() -> None:
+    # without a link the head took no note of whose process it meant, and kept the next one drained for ever
+    with staged(0, ("crash",)) as run:
+        run.begin()
+        head, node = run.scene.heads[0], run.scene.nodes[0]
+        assert head.fleet is not None
+        assert head.process is not None
+        node.crash()
+        run.advance(2.0)
+        assert not head.fleet._nodes[node.identity].is_linked
+        head.process.call(head.fleet.drain, node.identity, 0)
+        assert head.fleet._nodes[node.identity].is_drained
+        node.start()
+        run.advance(15.0)
+        assert head.fleet._nodes[node.identity].is_linked
+        assert not head.fleet._nodes[node.identity].is_drained
+
+
+@pytest.mark.parametrize("ways", [("to node",), ("to head",), ("to node", "to head")])
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_link_that_carries_nothing_one_way_is_left_within_five_seconds(
+    ways: tuple[str, ...], is_loaded: bool
+) -> None:
+    # a node that could be heard and heard nothing kept its sessions until their lease ran out
+    with staged(0, ("crash",)) as run:
+        run.begin()
+        head, node = run.scene.heads[0], run.scene.nodes[0]
+        assert head.fleet is not None
+        if is_loaded:
+            for _ in range(2 * len(run.scene.nodes)):
+                head.ask(run.scene.load)
+        run.advance(1.0)
+        assert head.fleet._nodes[node.identity].is_linked
+        pair = (head.host, node.host)
+        for way in ways:
+            run.network.block(*(pair if way == "to node" else pair[::-1]), is_blocked=True)
+        run.advance(5.0)
+        assert not head.fleet._nodes[node.identity].is_linked
+
+
+def test_a_head_that_is_short_of_time_finds_a_frozen_node_out_by_the_time_it_had() -> None:
+    # every pause of its own began the three seconds anew, and its clients waited until the node woke
+    with staged(0, ("crash",)) as run:
+        run.begin()
+        head, node = run.scene.heads[0], run.scene.nodes[0]
+        assert head.fleet is not None
+        assert head.process is not None
+        assert node.process is not None
+        for _ in range(4 * len(run.scene.nodes)):
+            head.ask(run.scene.load)
+        run.advance(0.5)
+        node.process.freeze(60 * SECOND)
+        for _ in range(6):
+            head.process.freeze(1_200 * MS)
+            run.advance(2.2)
+        assert not head.fleet._nodes[node.identity].is_linked

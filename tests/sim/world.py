@@ -20,6 +20,7 @@ __all__ = ["MS", "SECOND", "Process", "ViolationError", "World"]
 
 MS = 1_000_000
 SECOND = 1_000_000_000
+BASE_NS = 1_000 * SECOND
 TURNS_MAX = 20_000
 DISPOSE_TURNS_MAX = 2_000
 
@@ -42,14 +43,15 @@ class Process:
         self.failure: BaseException | None = None
         self.is_over = False
         self._origin_ns = world.now_ns
-        self._base_ns = 1_000 * SECOND
         self.loop = ProcessLoop(self)  # type: ignore[abstract]
 
     # --- its clocks (superfluid_core.clock.Clock) -------------------------------------------------
 
     def now_ns(self) -> int:
         elapsed_ns = self.world.now_ns - self._origin_ns
-        return self._base_ns + elapsed_ns + elapsed_ns * self.drift_ppm // 1_000_000
+        if self.drift_ppm:
+            elapsed_ns += elapsed_ns * self.drift_ppm // 1_000_000
+        return BASE_NS + elapsed_ns
 
     def boot_ns(self) -> int:
         return self.now_ns() + self.boot_offset_ns
@@ -57,10 +59,11 @@ class Process:
     def wall_s(self) -> int:
         return 1_800_000_000 + self.world.now_ns // SECOND
 
-    def world_ns(self, local_ns: int) -> int:
-        """Turn a time of this process's clock into one of the world; never too early."""
-        elapsed_ns = local_ns - self._base_ns
-        return self._origin_ns + elapsed_ns * 1_000_000 // (1_000_000 + self.drift_ppm) + 2_000
+    def due_ns(self, delay_ns: int) -> int:
+        """The world's time at which that much will have passed on this process's clock; never too early."""
+        if self.drift_ppm:
+            delay_ns = delay_ns * 1_000_000 // (1_000_000 + self.drift_ppm)
+        return self.world.now_ns + delay_ns + 2_000
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -215,7 +218,7 @@ class World:
             asyncio._set_running_loop(None)
 
     def _run_until(self, until_ns: int, is_done: Callable[[], bool] | None) -> None:
-        heap = self._heap
+        heap, pop = self._heap, heapq.heappop
         while True:
             if self._runnable:
                 self._run_ready()
@@ -224,21 +227,25 @@ class World:
             if not heap or heap[0][0] > until_ns:
                 self.now_ns = max(self.now_ns, until_ns)
                 return
-            self.now_ns = heap[0][0]
-            while heap and heap[0][0] == self.now_ns:
-                _, _, event, process = heapq.heappop(heap)
-                self._dispatch(event, process)
+            now_ns = self.now_ns = heap[0][0]
+            while heap and heap[0][0] == now_ns:
+                _, _, event, process = pop(heap)
+                if process is None:
+                    self.events += 1
+                    event()  # type: ignore[operator]
+                elif not event.is_cancelled and not process.is_dead:  # type: ignore[union-attr]
+                    self._ring(event, process)  # type: ignore[arg-type]
 
-    def _dispatch(self, event: Event, process: Process | None) -> None:
-        if not isinstance(event, Handle):
+    def _ring(self, timer: Handle, process: Process) -> None:
+        """A process's timer is due."""
+        if process.frozen_until_ns > self.now_ns:
+            process.deferred.append(timer)
+        elif timer.is_a_sleep:
             self.events += 1
-            event()
-        elif process is not None and not event.is_cancelled and not process.is_dead:
-            if process.frozen_until_ns > self.now_ns:
-                process.deferred.append(event)
-            else:
-                process.loop.ready.append(event)
-                self.wake(process)
+            timer.run(process.loop)
+        else:
+            process.loop.ready.append(timer)
+            self.wake(process)
 
     def _run_ready(self) -> None:
         turns = 0
@@ -257,18 +264,17 @@ class World:
     def _turn(self, process: Process) -> None:
         """One iteration of a process's loop: what was ready when it began."""
         loop = process.loop
-        ready = loop.ready
+        ready, count = loop.ready, len(loop.ready)
         self.current = process
         asyncio._set_running_loop(loop)
-        for _ in range(len(ready)):
-            if not ready:
-                break  # it was killed by one of its own callbacks
+        while count and ready:  # it may be killed by one of its own callbacks, or frozen
+            count -= 1
             handle = ready.popleft()
             if not handle.is_cancelled:
                 self.events += 1
                 handle.run(loop)
-            if process.is_dead or process.frozen_until_ns > self.now_ns:
-                break
+                if process.frozen_until_ns > self.now_ns or process.is_dead:
+                    break
         self.current = None
         if ready:
             self.wake(process)

@@ -37,12 +37,12 @@ from superfluid_noded.scheduling import SCHEDULING_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/scheduling.md", "docs/http.md",
-         "docs/simulator.md"]  # fmt: skip
+         "docs/simulator.md", "docs/links.md", "docs/benchmarks.md", "docs/access.md", "docs/clients.md"]  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 METRIC = re.compile(r"\bsuperfluid_[a-z0-9_]+\b(?![./])")
 PACKAGES = {"superfluid_core", "superfluid_head", "superfluid_noded"}
-# flags of pip, systemd and docker in the texts' command lines, and an example of a name
-FOREIGN = {"index-url", "now", "create", "build", "help", "some-name"}
+# flags of pip, systemd, docker and the tests' own programs in the texts' command lines, and an example of a name
+FOREIGN = {"index-url", "now", "create", "build", "help", "some-name", "only", "folder"}
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 

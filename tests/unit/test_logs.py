@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from superfluid_core.errors import ConfigError
-from superfluid_core.logs import clean, log, setup_logging
+from superfluid_core.logs import LoopErrors, clean, log, setup_logging
 
 
 @pytest.fixture(autouse=True)
@@ -98,3 +99,26 @@ def test_unknown_formats_and_levels_are_refused_by_name() -> None:
 
 def test_clean_leaves_ordinary_text_alone() -> None:
     assert clean("Grüße, 世界 😀") == "Grüße, 世界 😀"
+
+
+def test_a_loop_without_descriptors_logs_once_a_second_and_without_tracebacks() -> None:
+    """Found by chaos C13: a thousand tracebacks for each try to accept stopped streams for seconds."""
+    stream = io.StringIO()
+    setup_logging("text", "info", "test", stream)
+    said = {
+        "message": "socket.accept() out of system resource",
+        "exception": OSError(24, "Too many"),
+    }
+
+    async def flood() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(LoopErrors())
+        for _ in range(1_000):
+            loop.call_exception_handler(said)
+        loop.call_exception_handler({"message": "something else"})
+
+    asyncio.run(flood())
+    text = stream.getvalue()
+    assert text.count("cannot accept connections") == 1, text
+    assert "something else" in text
+    assert len(text.splitlines()) < 5, text

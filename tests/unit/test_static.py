@@ -6,12 +6,14 @@ Reliability T-S1: a peer's or a client's bytes must never reach something that c
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,10 +26,10 @@ BANNED_CALLS = {
 }  # fmt: skip
 
 
-def parsed() -> Iterator[tuple[Path, ast.Module]]:
-    for name in PACKAGES:
-        for path in sorted((ROOT / name).rglob("*.py")):
-            yield path, ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+@functools.cache
+def parsed() -> tuple[tuple[Path, ast.Module], ...]:
+    paths = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
+    return tuple((p, ast.parse(p.read_text(encoding="utf-8"), filename=str(p))) for p in paths)
 
 
 def dotted(node: ast.expr) -> str:
@@ -101,6 +103,167 @@ def test_the_head_imports_no_torch(module: str) -> None:
     )
     loaded = {name.split(".")[0] for name in json.loads(run.stdout)}
     assert not loaded & {"torch", "transformers", "safetensors", "numpy", "xllamacpp", "openai"}
+
+
+# --- what is not there at all (reliability T-S 3 and 4, and the advisories) --------------------------
+
+
+def calls(name: str) -> list[str]:
+    """Where a function or method of that name is called."""
+    return [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, tree in parsed()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and dotted(node.func).split(".")[-1] == name
+    ]
+
+
+def importers(*modules: str) -> set[str]:
+    return {
+        str(path.relative_to(ROOT))
+        for path, tree in parsed()
+        for node in ast.walk(tree)
+        if imported(node) & set(modules)
+    }
+
+
+SECRET_NAMES = re.compile(r"(^|_)(secret|digest|token|api_key|password|bearer|credential)s?$")
+TOKEN_NAMES = re.compile(r"(^|_)tokens?$")
+SECRET_TOKENS = ("superfluid_head/access/", "superfluid_core/link/", "superfluid_noded/web.py")
+"""Where a token would be a secret. Elsewhere it is a piece of text."""
+NOT_GUESSED = {
+    "superfluid_head/access/policy.py": "keys of one file among each other, when it is read: nobody guesses",
+    "superfluid_head/api/idempotency.py": "the digest of a body, of two requests under one key of one principal",
+    "superfluid_head/fleet/asks.py": "the digest of a file's contents, which its node has just told",
+    "superfluid_head/text/grammar_check.py": "the digest of a grammar's text, as the key of a table of verdicts",
+}
+
+
+def compared_secrets(module: ast.Module) -> list[tuple[int, str]]:
+    """Lines, and names, where something named like a secret of bytes or text is compared with == or `in`."""
+    found = []
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Compare):
+            continue
+        kinds = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
+        names = [dotted(one).split(".")[-1] for one in (node.left, *node.comparators)]
+        is_number = any(isinstance(one, ast.Constant) for one in (node.left, *node.comparators))
+        if isinstance(node.ops[0], kinds) and not is_number:
+            found += [(node.lineno, name) for name in names if SECRET_NAMES.search(name)]
+    return found
+
+
+def test_secrets_are_compared_in_constant_time() -> None:
+    places = {"superfluid_head/access/keys.py", "superfluid_noded/web.py"}
+    found = {line.rpartition(":")[0] for line in calls("compare_digest")}
+    assert places <= found
+    wrong = {
+        name: [
+            n for n, word in lines if not TOKEN_NAMES.search(word) or name.startswith(SECRET_TOKENS)
+        ]
+        for name, lines in ((str(p.relative_to(ROOT)), compared_secrets(t)) for p, t in parsed())
+    }
+    assert {name for name, lines in wrong.items() if lines} == set(NOT_GUESSED)
+
+
+@pytest.mark.parametrize(
+    "line", ["given == digest", "self.api_key != key", "secret in known", "x.bearer_token == y"]
+)
+def test_a_plain_comparison_of_a_secret_would_be_found(line: str) -> None:
+    assert compared_secrets(ast.parse(line))
+
+
+def test_no_route_loads_pulls_uploads_or_tells_the_environment() -> None:
+    from superfluid_head.app import routes
+
+    words = (
+        "pull",
+        "push",
+        "upload",
+        "files",
+        "env",
+        "config",
+        "weights",
+        "lora",
+        "load",
+        "debug",
+        "eval",
+        "exec",
+    )
+    paths = [path for _, path, _ in routes(Mock())]
+    assert len(paths) > 15
+    assert [path for path in paths if any(word in path.split("/") for word in words)] == []
+    assert calls("UploadFile") == calls("form") == []
+
+
+def test_only_a_few_modules_can_reach_out() -> None:
+    """HTTP clients belong to commands, benches and the hub; nothing that serves has one."""
+    clients = importers("httpx", "requests", "urllib3", "aiohttp", "http", "huggingface_hub")
+    serving = (
+        "superfluid_head/api/",
+        "superfluid_head/fleet/",
+        "superfluid_head/text/",
+        "superfluid_head/access/",
+    )
+    assert [path for path in clients if path.startswith(serving)] == []
+    assert {p for p in clients if p.startswith("superfluid_core/")} <= {
+        "superfluid_core/modelfiles/hub.py"
+    }
+    nodes = {p for p in clients if p.startswith("superfluid_noded/")}
+    assert nodes <= {"superfluid_noded/bench_engine.py"}
+
+
+def test_no_files_and_no_forms_are_served() -> None:
+    assert calls("FileResponse") == calls("StaticFiles") == calls("parse_form_data") == []
+    assert not importers("multipart", "python_multipart")
+
+
+def test_frames_are_never_unpacked_by_an_object_that_lives_on() -> None:
+    assert calls("Unpacker") == []
+    assert calls("unpackb")
+
+
+def test_grammars_are_never_kept_on_disk() -> None:
+    folder = ROOT / "superfluid_core" / "grammar"
+    sources = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))]
+    assert sources
+    writers = re.compile(r"\bopen\(|write_text|write_bytes|tempfile|pathlib|shelve|sqlite")
+    assert not [text for text in sources if writers.search(text)]
+
+
+def test_no_connection_is_upgraded_to_tls_in_mid_stream() -> None:
+    assert calls("start_tls") == []
+
+
+NESTED = re.compile(r"\((?:[^()\\]|\\.)*[+*](?:[^()\\]|\\.)*\)(?:[+*]|\{\d*,)")
+
+
+def patterns() -> Iterator[tuple[str, str]]:
+    """Every constant regular expression of the product."""
+    for path, tree in parsed():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            first = node.args[0]
+            is_text = isinstance(first, ast.Constant) and isinstance(first.value, str)
+            if dotted(node.func).startswith("re.") and is_text:
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", first.value  # type: ignore[attr-defined]
+
+
+def test_no_expression_of_ours_can_repeat_a_repetition() -> None:
+    found = list(patterns())
+    assert len(found) > 20
+    assert [(where, text) for where, text in found if NESTED.search(text)] == []
+    assert NESTED.search("(a+)+")
+    assert NESTED.search("(x*y)*")
+    assert not NESTED.search("(ab)+")
+
+
+def test_dependencies_are_at_least_as_new_as_their_last_hole() -> None:
+    floors = {"msgpack": (1, 2, 4), "starlette": (0, 49, 1), "h11": (0, 16), "jinja2": (3, 1, 6)}
+    for name, floor in floors.items():
+        numbers = tuple(int(part) for part in re.findall(r"\d+", pins()[name])[:3])
+        assert numbers >= floor, name
 
 
 # --- what the texts say is there -------------------------------------------------------------------

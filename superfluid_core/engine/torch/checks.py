@@ -92,10 +92,6 @@ def plan_flaw(
 def start_fault(start: LaneStart, bounds: EngineBounds) -> LaneFault | None:
     """Why a session cannot take its lane."""
     spec = start.spec
-    if spec.grammar is not None:
-        return LaneFault(
-            start.lane, ErrorCode.UNSUPPORTED, "this engine cannot constrain its output"
-        )
     if _outside(spec.prompt, bounds.vocabulary) or _outside(start.outputs, bounds.vocabulary):
         return LaneFault(
             start.lane, ErrorCode.INVALID_REQUEST, "a token id is outside the vocabulary"

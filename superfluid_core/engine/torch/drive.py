@@ -78,11 +78,8 @@ class Driver:
         stop_ids: Iterable[int] = (),
     ) -> Driven:
         """Take a lane for a session; it runs from the next tick on. Raises CapacityError when no lane is left."""
-        if not self._lanes:
-            raise CapacityError("no lane is free")
-        self._opened += 1
         spec = SessionSpec(
-            key=SessionKey("drive", self._opened),
+            key=SessionKey("drive", self._opened + 1),
             model="drive",
             prompt=tuple(prompt),
             delivered=tuple(delivered),
@@ -91,7 +88,14 @@ class Driver:
             stop_ids=frozenset(stop_ids),
             sampling=sampling,
         )
-        session = Driven(self._lanes.pop(), spec, list(delivered))
+        return self.open_spec(spec)
+
+    def open_spec(self, spec: SessionSpec) -> Driven:
+        """Do the same for a session that is described already."""
+        if not self._lanes:
+            raise CapacityError("no lane is free")
+        self._opened += 1
+        session = Driven(self._lanes.pop(), spec, list(spec.delivered))
         self.sessions.append(session)
         return session
 

@@ -8,7 +8,7 @@ another way through the same decoder (invariant.py), and draw lane by lane.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -30,11 +30,14 @@ from superfluid_core.engine.torch.device import (
     choose_dtype,
 )
 from superfluid_core.engine.torch.invariant import InvariantForward
-from superfluid_core.engine.torch.kvcache import KvPool, KvShape, copy_rate
+from superfluid_core.engine.torch.kvcache import KvPool, KvShape, copy_cost
 from superfluid_core.engine.torch.models import Decoder
+from superfluid_core.engine.torch.pooling import PASS_TOKENS, Pooler
 from superfluid_core.engine.torch.sampler import NOT_FINITE, Sampled, Sampler
 from superfluid_core.engine.torch.weights import Checkpoint, load_weights
 from superfluid_core.errors import ConfigError, EngineError, ErrorCode
+from superfluid_core.grammar.compiler import Grammars
+from superfluid_core.grammar.lanes import NOTHING_LEFT, GrammarFault, LaneMasks, Mask
 from superfluid_core.modelfiles.config import ModelConfig
 from superfluid_core.scheduler.plan import LaneFault, StepDone, TickDone, TickOutcome, TickPlan
 from superfluid_core.session import Determinism, TokenLogprobs
@@ -74,6 +77,7 @@ class Paths(NamedTuple):
     decoder: Decoder
     attention: AttentionBackend
     invariant: InvariantForward | None
+    pooler: Pooler
 
 
 @dataclass(slots=True)
@@ -97,8 +101,10 @@ class TorchEngine:
         pool: KvPool,
         threads: int,
         clock: Clock,
+        grammars: Grammars | None = None,
     ) -> None:
         self._info = info
+        self._masks = LaneMasks(grammars)
         self._paths = paths
         self._pool = pool
         self._threads = threads
@@ -122,6 +128,7 @@ class TorchEngine:
     def close(self) -> None:
         """No plan runs after this."""
         self._is_closed = True
+        self._masks.close()
 
     @torch.inference_mode()
     def run(self, plan: TickPlan, on_step: OnStep, interrupted: Interrupted) -> TickDone:
@@ -142,11 +149,19 @@ class TorchEngine:
             raise EngineError(f"torch: {str(error).splitlines()[0][:200]}") from error
         return self._done(plan, outcome, tick.steps, began_ns)
 
+    def embed(self, ids: Sequence[int], pooling: str) -> Iterator[bytes | None]:
+        """Compute a text's vector in short passes; see `Embedder.embed`."""
+        try:
+            yield from self._paths.pooler.embed(ids, pooling)
+        except RuntimeError as error:
+            raise EngineError(f"torch: {str(error).splitlines()[0][:200]}") from error
+
     @torch.inference_mode()
     def forward_only(self, plan: TickPlan) -> Tensor:
         """Logits of the first step of a plan, nothing sampled: for benches and tests. Writes the KV that it names."""
         tables = BlockTables(plan.lanes, self._info.block_tokens)
-        rows = StepComposer(plan).next_step()
+        step = StepComposer(plan).next_step()
+        rows = [] if step is None else step.rows()
         return self._forward(rows, tables, is_invariant=plan.batch_invariant)
 
     # --- a tick
@@ -163,9 +178,10 @@ class TorchEngine:
         pool.copy([copy.source for copy in plan.copies], [copy.target for copy in plan.copies])
         for lane in plan.frees:
             sampler.free(lane)
+            self._masks.free(lane)
         faults: dict[int, LaneFault] = {}
         for start in plan.starts:
-            fault = start_fault(start, self._bounds)
+            fault = start_fault(start, self._bounds) or self._masks.start(start)
             if fault is None:
                 sampler.start(start)
             else:
@@ -181,10 +197,10 @@ class TorchEngine:
         return _Tick(plan, composer, tables, tuple(faults.values()))
 
     def _run_steps(self, tick: _Tick, on_step: OnStep, interrupted: Interrupted) -> TickOutcome:
-        while rows := tick.composer.next_step():
+        while (step := tick.composer.next_step()) is not None:
             if tick.steps and interrupted():
                 return TickOutcome.INTERRUPTED
-            on_step(self._step(tick, rows))
+            on_step(self._step(tick, step.rows()))
             tick.steps += 1
         if tick.faults and not tick.steps:
             on_step(StepDone(tick.plan.tick, 0, (), (), (), 0, 0, None, tick.faults))
@@ -196,23 +212,29 @@ class TorchEngine:
         logits = self._forward(rows, tick.tables, is_invariant=is_invariant)
         sampling = [row for row in rows if row.samples]
         sampled = Sampled([], None)
+        masks: dict[int, Mask | GrammarFault] = {}
         if sampling:
+            masks = self._masks.take(row.lane for row in sampling) if self._masks else {}
             if self.on_logits is not None:
                 self.on_logits(sampling, logits)
-            sampled = self._sample(sampling, logits, at_once=1 if is_invariant else len(sampling))
+            at_once = 1 if is_invariant else len(sampling)
+            sampled = self._sample(sampling, logits, masks, at_once)
         else:
             self._pool.synchronize()
         faults = list(tick.faults) if tick.steps == 0 else []
         good: dict[int, int] = {}
         kept = []
         for number, (row, token) in enumerate(zip(sampling, sampled.ids, strict=True)):
-            if token < 0:
-                faults.append(_token_fault(row.lane, token))
+            fault = _lane_fault(row.lane, token, masks.get(row.lane))
+            if fault is not None:
+                faults.append(fault)
             else:
                 good[row.lane] = token
                 kept.append(number)
-        tick.composer.commit(rows, good)
+        tick.composer.commit(list(good), list(good.values()))
         self._drop_stopped(tick.composer, good)
+        if masks:
+            self._masks.advance(good)
         logprobs = sampled.logprobs
         return StepDone(
             tick=tick.plan.tick,
@@ -234,7 +256,13 @@ class TorchEngine:
         self._pool.clear(batch.fresh)
         return self._paths.decoder.forward(batch, self._paths.attention)
 
-    def _sample(self, rows: list[StepRow], logits: Tensor, at_once: int) -> Sampled:
+    def _sample(
+        self,
+        rows: list[StepRow],
+        logits: Tensor,
+        masks: Mapping[int, Mask | GrammarFault],
+        at_once: int,
+    ) -> Sampled:
         """Draw for all rows, `at_once` of them in one shape of call."""
         ids: list[int] = []
         logprobs: list[TokenLogprobs | None] = []
@@ -244,6 +272,7 @@ class TorchEngine:
                 logits[first : first + at_once],
                 [row.lane for row in some],
                 [row.output_index for row in some],
+                [_mask_of(masks.get(row.lane)) for row in some] if masks else None,
             )
             ids += drawn.ids
             logprobs += drawn.logprobs or [None] * len(some)
@@ -260,9 +289,20 @@ class TorchEngine:
         return TickDone(plan.tick, outcome, steps, self._clock.now_ns() - began_ns)
 
 
-def _token_fault(lane: int, token: int) -> LaneFault:
+def _mask_of(found: Mask | GrammarFault | None) -> Mask | None:
+    return found if isinstance(found, Mask) else None
+
+
+def _lane_fault(lane: int, token: int, mask: Mask | GrammarFault | None) -> LaneFault | None:
+    """Why a lane cannot go on after its draw: its constraint, or nothing that could be drawn."""
+    if isinstance(mask, GrammarFault):
+        return LaneFault(lane, mask.code, mask.text)
+    if token >= 0:
+        return None
     if token == NOT_FINITE:
         return LaneFault(lane, ErrorCode.NAN_LOGITS, "the model's logits are not finite")
+    if mask is not None:
+        return LaneFault(lane, ErrorCode.INVALID_REQUEST, NOTHING_LEFT)
     return LaneFault(lane, ErrorCode.LANE_FAULT, "no token id is left to choose from")
 
 
@@ -271,6 +311,7 @@ def build_torch_engine(
     options: TorchOptions,
     clock: Clock | None = None,
     machine: Machine | None = None,
+    grammars: Grammars | None = None,
 ) -> TorchEngine:
     """Load a model and make its engine. Raises ConfigError, EngineError or ModelFilesError with words for a person."""
     machine = machine or Machine()
@@ -291,7 +332,7 @@ def build_torch_engine(
     with torch.inference_mode():
         invariant = InvariantForward(decoder, pool, shape)
         is_invariant = invariant.holds()
-        host_copy_rate = copy_rate(pool, clock)
+        host_copy = copy_cost(pool, clock)
     kind = str(dtype).removeprefix("torch.")
     info = EngineInfo(
         weights_fingerprint=files.weights_fingerprint(),
@@ -307,12 +348,20 @@ def build_torch_engine(
         blocks=pool.shape.blocks,
         step_tokens=options.step_tokens or STEP_TOKENS[device.type],
         determinism=Determinism.BATCH_INVARIANT if is_invariant else Determinism.NONE,
-        capabilities=Capabilities(swap=True, batch_invariant=is_invariant),
+        capabilities=Capabilities(
+            swap=True,
+            batch_invariant=is_invariant,
+            structured_output=grammars is not None,
+            embeddings=True,
+        ),
         kv_bytes_per_token=pool.shape.block_bytes // options.block_tokens,
-        host_copy_bytes_per_s=host_copy_rate,
+        host_copy_bytes_per_s=host_copy.bytes_per_s,
+        host_copy_overhead_ns=host_copy.overhead_ns,
     )
-    paths = Paths(decoder, attention, invariant if is_invariant else None)
-    return TorchEngine(info, paths, pool, threads, clock)
+    pass_tokens = min(info.step_tokens, PASS_TOKENS[device.type])
+    pooler = Pooler(decoder, pool.shape, device, options.attention, shape, pass_tokens)
+    paths = Paths(decoder, attention, invariant if is_invariant else None, pooler)
+    return TorchEngine(info, paths, pool, threads, clock, grammars)
 
 
 def _make_pool(

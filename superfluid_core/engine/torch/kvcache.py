@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from superfluid_core.limits import MIB
 ALIGN_BYTES = 64
 PROBE_BYTES = 16 * MIB
 PROBE_TICKET = -1
+PROBE_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +134,36 @@ class KvPool:
         return torch.tensor(blocks, dtype=torch.int64, device=self.device)
 
 
-def copy_rate(pool: KvPool, clock: Clock) -> float:
-    """Bytes a second between the pool and the host, there and back; leaves zeros in the blocks that it used."""
-    blocks = range(max(1, min(pool.shape.blocks, PROBE_BYTES // pool.shape.block_bytes)))
-    elapsed_ns = 0
-    for _ in range(2):  # the first round touches the memory for the first time
+class CopyCost(NamedTuple):
+    """What moving KV to the host takes, one way: bytes a second, and what a copy takes beside them."""
+
+    bytes_per_s: float
+    overhead_ns: int
+
+
+def copy_cost(pool: KvPool, clock: Clock) -> CopyCost:
+    """Time copies of one block and of many, there and back; leaves zeros in the blocks that it used.
+
+    The line through both gives rate and overhead. Where the clock cannot tell them apart, all time is the bytes'.
+    """
+    many = max(1, min(pool.shape.blocks, PROBE_BYTES // pool.shape.block_bytes))
+    one_ns, many_ns = _copy_ns(pool, 1, clock), _copy_ns(pool, many, clock)
+    pool.clear(range(many))
+    block_bytes = pool.shape.block_bytes
+    if many == 1 or many_ns <= one_ns:
+        return CopyCost(2 * many * block_bytes * SECOND / max(1, many_ns), 0)
+    block_ns = (many_ns - one_ns) / (many - 1)
+    overhead_ns = max(0, round((one_ns - block_ns) / 2))
+    return CopyCost(2 * block_bytes * SECOND / block_ns, overhead_ns)
+
+
+def _copy_ns(pool: KvPool, count: int, clock: Clock) -> int:
+    """Time to move `count` blocks out and in: the best of a few, the first of which touches the memory for the first time."""
+    times = []
+    for _ in range(PROBE_ROUNDS):
         began_ns = clock.now_ns()
-        pool.park_out(PROBE_TICKET, blocks)
-        pool.park_in(PROBE_TICKET, blocks)
+        pool.park_out(PROBE_TICKET, range(count))
+        pool.park_in(PROBE_TICKET, range(count))
         pool.synchronize()
-        elapsed_ns = clock.now_ns() - began_ns
-    pool.clear(blocks)
-    return 2 * len(blocks) * pool.shape.block_bytes * SECOND / max(1, elapsed_ns)
+        times.append(clock.now_ns() - began_ns)
+    return min(times)

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from superfluid_core.engine.torch.draw import TOP_K_OFF, DrawColumns, best_first, draw
+from superfluid_core.engine.torch.masks import GrammarMasks
 from superfluid_core.engine.torch.penalties import PenaltyColumns, PenaltyTables
 from superfluid_core.engine.torch.philox import uniforms
 from superfluid_core.engine.torch.rows import SamplingRow, make_row
+from superfluid_core.grammar.lanes import Mask
 from superfluid_core.scheduler.plan import LaneStart
 from superfluid_core.session import TokenLogprobs
 
@@ -61,6 +63,7 @@ class Sampler:
         self._tables = PenaltyTables(lanes, vocabulary, device)
         self._draws = torch.zeros((lanes, DRAWS_AHEAD), dtype=torch.float64, device=device)
         self._draws_first: dict[int, int] = {}
+        self._grammar = GrammarMasks(vocabulary, device)
         self._cached: tuple[tuple[int, ...], _Composition] | None = None
 
     def start(self, start: LaneStart) -> None:
@@ -91,17 +94,19 @@ class Sampler:
         logits: Tensor,
         lanes: Sequence[int],
         indexes: Sequence[int],
-        allowed: Tensor | None = None,
+        masks: Sequence[Mask | None] | None = None,
     ) -> Sampled:
         """Draw output `indexes[i]` of `lanes[i]` from row i of float32 `logits`, which is overwritten.
 
-        `allowed` (bool, the shape of logits) is what a grammar leaves.
+        `masks`, parallel to the lanes, are what grammars leave; rows without one are not touched for it.
         """
         plan = self._compose(lanes)
         model = logits[plan.logprobs].log_softmax(-1) if plan.logprobs else None
-        if allowed is not None:
-            logits.masked_fill_(~allowed, -torch.inf)
-        self._mask(logits, plan, indexes)
+        over: frozenset[int] = frozenset()
+        if masks is not None:
+            self._grammar.apply(logits, masks)
+            over = frozenset(n for n, mask in enumerate(masks) if mask is not None and mask.is_over)
+        self._mask(logits, plan, indexes, over)
         if plan.penalties is not None:
             self._tables.apply(logits, plan.penalties)
         best, ids = logits.max(dim=-1)
@@ -119,7 +124,10 @@ class Sampler:
 
     # --- the parts of a step
 
-    def _mask(self, logits: Tensor, plan: _Composition, indexes: Sequence[int]) -> None:
+    def _mask(
+        self, logits: Tensor, plan: _Composition, indexes: Sequence[int], over: frozenset[int]
+    ) -> None:
+        """Add biases and ban ids; a grammar that is `over` ends its text, even below the minimum."""
         if plan.static is not None:
             rows, values = plan.static
             logits.index_add_(0, rows, values)
@@ -128,6 +136,8 @@ class Sampler:
         rows_banned: list[int] = []
         ids_banned: list[int] = []
         for number in plan.banning:
+            if number in over:
+                continue
             banned = plan.rows[number].banned_now(indexes[number])
             rows_banned += [number] * len(banned)
             ids_banned += banned

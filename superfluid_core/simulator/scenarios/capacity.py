@@ -87,39 +87,55 @@ DECODE = Scenario(
 # --- swap-or-recompute ----------------------------------------------------------------------------
 
 SWAPPED = 2_000
-LENGTHS = (8, 16, 32, 36, 38, 39, 40, 48, 64, 512, SWAPPED)
+LENGTHS = (8, 16, 32, *range(36, 42), 64, 512, SWAPPED)
 RIDERS = 8
 HOST_RATES = (315 * 10**8, 10**9)
-# when all riders decode
-_LATE_NS = 8_000 * MS_NS
+# what a copy takes beside its bytes: a setting, host-copy-overhead-ns
+COPY_NS = 10_000
+# when all riders decode, when the victim of a chat has its lane, and when all of it was seen
+_LATE_NS = 6_500 * MS_NS
+_CHAT_NS = _LATE_NS + 10 * MS_NS
+_SEEN_NS = 7_400 * MS_NS
 
 
 def _recompute_cases() -> tuple[Case, ...]:
-    """Compute a context of n tokens again, alone, and beside a decoding batch of 8; then let `auto` choose."""
+    """Compute a context of n tokens alone, and beside a decoding batch of 8; then let `auto` choose for such a victim."""
     gpu, model = find_gpu("rtx4090"), find_model("8b-q4")
     pool = _pool(gpu, model)
     flags = _wide(RIDERS + 1, "roofline(rtx4090, 8b-q4, 50)", pool)
     alone = Case(f"{SWAPPED} tokens alone", flags, (Arrival(0, SWAPPED, 1),))
     beside = [
-        Case(f"{n} tokens", flags, (*_riders(), Arrival(_LATE_NS, n, 1, name="again")))
+        Case(
+            f"{n} tokens",
+            flags,
+            (*_riders(), Arrival(_LATE_NS, n, 1, name="again")),
+            until_ns=_SEEN_NS,
+        )
         for n in LENGTHS
     ]
-    return (alone, *beside, *(_auto(flags, rate) for rate in HOST_RATES))
+    autos = [_auto(flags, tokens, rate) for rate in HOST_RATES for tokens in LENGTHS]
+    return (alone, *beside, *autos)
 
 
-def _auto(flags: Flags, rate: int) -> Case:
-    """Let a chat take the only lane from an agent with 2,000 tokens, whose KV may go to the host."""
+def _auto_label(tokens: int, rate: int) -> str:
+    return f"auto, {tokens} tokens, {rate / 1e9:g} GB/s"
+
+
+def _auto(flags: Flags, tokens: int, rate: int) -> Case:
+    """Let a chat take the lane of a background session with n tokens, beside riders; its KV may go to the host."""
     pool = replace(
-        flags.pool, kv_bytes_per_token=find_model("8b-q4").kv_bytes, host_copy_bytes_per_s=rate
+        flags.pool,
+        kv_bytes_per_token=find_model("8b-q4").kv_bytes,
+        host_copy_bytes_per_s=float(rate),
+        host_copy_overhead_ns=COPY_NS,
     )
-    limits = replace(flags.limits, lanes=1)
-    chat = Arrival(1_000 * MS_NS, 10, 10, name="chat", qos=QosClass.INTERACTIVE)
-    agent = Arrival(0, SWAPPED, 400, name="agent")
-    rules = Rules(park=True)
+    victim = Arrival(_LATE_NS, tokens, 400, name="victim", qos=QosClass.BACKGROUND)
+    chat = Arrival(_CHAT_NS, 10, 2, name="chat", qos=QosClass.INTERACTIVE)
     return Case(
-        f"auto at {rate / 1e9:g} GB/s",
-        replace(flags, pool=pool, limits=limits, rules=rules),
-        (agent, chat),
+        _auto_label(tokens, rate),
+        replace(flags, pool=pool, rules=Rules(park=True)),
+        (*_riders(), victim, chat),
+        until_ns=_SEEN_NS,
     )
 
 
@@ -130,39 +146,41 @@ def _riders() -> tuple[Arrival, ...]:
 def _swap_figures(results: Results) -> tuple[Figure, ...]:
     gpu, model = find_gpu("rtx4090"), find_model("8b-q4")
     alone_ns = results[f"{SWAPPED} tokens alone"].sessions[0].ttft_ns or 0
+    bytes_ns = transfer_ns(2 * SWAPPED * model.kv_bytes, gpu.host)
     figures = [
-        figure("swap 2,000 tokens", ms(_swap_ns(gpu, model, SWAPPED)), "16.6 ms"),
+        figure("swap 2,000 tokens", ms(bytes_ns), "16.6 ms"),
         figure("recompute 2,000 tokens", ms(alone_ns), "388.9 ms"),
+        figure("a copy takes beside its bytes", ms(COPY_NS, 3)),
     ]
-    shortest_swap = 0
+    for rate in HOST_RATES:
+        figures += _choices(results, rate)
+    return tuple(figures)
+
+
+def _choices(results: Results, rate: int) -> list[Figure]:
+    """Show both costs and what the scheduler chose, for every length, and from which length on it swaps."""
+    kv_bytes = find_model("8b-q4").kv_bytes
+    figures: list[Figure] = []
+    swapped: list[int] = []
     for length in LENGTHS:
+        swap_ns = 2 * COPY_NS + transfer_ns(2 * length * kv_bytes, rate)
         extra_ns = _extra_ns(results, length)
-        swap_ns = _swap_ns(gpu, model, length)
-        mode = "swap" if swap_ns < extra_ns else "recompute"
-        if mode == "swap" and not shortest_swap:
-            shortest_swap = length
-        figures.append(
-            figure(f"{length} tokens", f"{ms(swap_ns, 3)} against {ms(extra_ns, 3)}: {mode}")
-        )
-    figures.append(figure("swap pays from", f"{shortest_swap} tokens"))
-    for rate, golden in zip(HOST_RATES, ("swap", "recompute"), strict=True):
-        label = f"auto at {rate / 1e9:g} GB/s"
-        figures.append(figure(f"{label} chooses", _mode(results[label]), golden))
-    token_ns = alone_ns / SWAPPED
-    text = f"{2 * model.kv_bytes / token_ns:.2f} GB/s"
-    return (*figures, figure("auto swaps above a host link of", text))
+        mode = _mode(results[_auto_label(length, rate)])
+        swapped += [length] if mode == "swap" else []
+        text = f"{ms(swap_ns, 3)} against {ms(extra_ns, 3)}: auto chooses {mode}"
+        figures.append(figure(f"{length} tokens at {rate / 1e9:g} GB/s", text))
+    crossover = f"{swapped[0]} tokens" if swapped else "no length"
+    longer = [length for length in LENGTHS if swapped and length >= swapped[0]]
+    assert swapped == longer, "swapping pays from one length on"
+    return [*figures, figure(f"auto at {rate / 1e9:g} GB/s swaps from", crossover)]
 
 
 def _mode(result: RunResult) -> str:
-    """Read what became of the one preempted session."""
+    """Read what became of the one preempted session: the scheduler's own decision."""
     stats = result.stats
     assert stats is not None, "a run ends with its statistics"
     assert stats.preemptions == 1, "the chat takes the lane, once"
     return "swap" if stats.swapped_for_class else "recompute"
-
-
-def _swap_ns(gpu: Gpu, model: Model, tokens: int) -> int:
-    return transfer_ns(2 * tokens * model.kv_bytes, gpu.host)
 
 
 def _extra_ns(results: Results, length: int) -> int:

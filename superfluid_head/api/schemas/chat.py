@@ -12,6 +12,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from superfluid_core.limits import HttpLimits
 from superfluid_head.api.schemas.common import BodyModel, Float, Harmless, Int, RequestModel
+from superfluid_head.api.schemas.structured import MEMBERS, constraint_of
+from superfluid_head.api.schemas.tools import ToolChoice, Tools
+from superfluid_head.text.constraints import Constraint
 
 LIMITS = HttpLimits()
 TOP_LOGPROBS_MAX = 20
@@ -33,7 +36,7 @@ def _judge_stops(stops: list[str]) -> list[str]:
     return stops
 
 
-def _judge_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+def judge_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Template arguments are scalars and must not shadow what the server sets."""
     for name, value in kwargs.items():
         if name in ("tools", "messages", "tokenize", "chat_template", "bos_token", "eos_token"):
@@ -143,22 +146,13 @@ class StreamOptions(RequestModel):
     include_obfuscation: bool = False
 
 
-def _is_text_format(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
 REFUSED: dict[str, Harmless] = {
-    "tools": lambda value: value == [],
-    "tool_choice": lambda value: value in ("none", "auto"),
     "functions": lambda value: value == [],
     "function_call": lambda value: value in ("none", "auto"),
-    "response_format": _is_text_format,
-    "structured_outputs": lambda value: value == {},
     "chat_template": lambda _: False,
     "audio": lambda _: False,
     "modalities": lambda value: value == ["text"],
     "prompt_logprobs": lambda _: False,
-    "truncate_prompt_tokens": lambda _: False,
     "thinking_token_budget": lambda _: False,
     "documents": lambda value: value == [],
     "echo": lambda value: value is False,
@@ -167,28 +161,17 @@ REFUSED: dict[str, Harmless] = {
     "best_of": lambda value: value == 1,
     "spaces_between_special_tokens": lambda value: value is True,
     "priority": lambda value: value == 0 and not isinstance(value, bool),
-    "return_token_ids": lambda value: value is False,
-    "return_tokens_as_token_ids": lambda value: value is False,
     "web_search_options": lambda value: value == {},
     "logits_processors": lambda value: value == [],
-    **dict.fromkeys(
-        (
-            "guided_json",
-            "guided_regex",
-            "guided_choice",
-            "guided_grammar",
-            "grammar",
-            "json_schema",
-        ),
-        lambda value: value == "",
-    ),
+    "guided_whitespace_pattern": lambda value: value == "",
 }
 
 ACCEPTED = frozenset(
     (
         *("user", "safety_identifier", "prompt_cache_key", "metadata", "store", "service_tier"),
         *("verbosity", "prediction", "moderation", "prompt_cache_options", "cache_prompt"),
-        *("prompt_cache_retention", "request_id", "include_reasoning", "parallel_tool_calls"),
+        *("prompt_cache_retention", "request_id"),
+        "guided_decoding_backend",
     )
 )
 
@@ -222,6 +205,27 @@ class SamplingMembers(BodyModel):
     stream: bool = False
     stream_options: StreamOptions | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    truncate_prompt_tokens: Annotated[Int, Field(ge=1, lt=2**31)] | None = None
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    grammar: Any = None
+    json_schema: Any = None
+
+    def constraint(self) -> Constraint | None:
+        """Find what constrains the reply's text. Raises InvalidRequestError or ApiError 400."""
+        return constraint_of({name: getattr(self, name) for name in MEMBERS})
+
+    @property
+    def constrained_by(self) -> str | None:
+        """The member that constrains the reply's text."""
+        given = ((name, getattr(self, name)) for name in MEMBERS)
+        return next((name for name, value in given if constraint_of({name: value})), None)
 
     @model_validator(mode="before")
     @classmethod
@@ -251,9 +255,12 @@ class ChatRequest(SamplingMembers):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: (
-        Annotated[dict[str, Any], Field(max_length=KWARGS_MAX), AfterValidator(_judge_kwargs)]
-        | None
+        Annotated[dict[str, Any], Field(max_length=KWARGS_MAX), AfterValidator(judge_kwargs)] | None
     ) = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )

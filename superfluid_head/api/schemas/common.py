@@ -57,6 +57,10 @@ class RequestModel(BaseModel):
         return data
 
 
+# A program of the caller's own runs nowhere, whatever the route (decisions 26): no sibling can forget it.
+NEVER: dict[str, Harmless] = {"chat_template": lambda _: False}
+
+
 class BodyModel(RequestModel):
     """A whole body. `refused` maps members that are not honoured to what is harmless in them."""
 
@@ -77,7 +81,7 @@ def read_model(model: type[M], body: dict[str, Any]) -> M:
 
 
 def _refuse(model: type[BodyModel], body: Mapping[str, Any]) -> None:
-    for name, is_harmless in model.refused.items():
+    for name, is_harmless in {**NEVER, **model.refused}.items():
         value = body.get(name)
         if value is not None and not is_harmless(value):
             raise invalid(f"{name} is not supported", param=name, code="unsupported_value")

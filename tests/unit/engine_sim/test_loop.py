@@ -20,7 +20,7 @@ from superfluid_core.scheduler.plan import (
     Accepted,
     Cancel,
     Effect,
-    Emit,
+    Emits,
     Finish,
     Interrupt,
     Progress,
@@ -64,7 +64,8 @@ class Rig:
                 await self.said.wait()
 
     def ids(self, number: int) -> list[int]:
-        return [e.token for e in self.effects if isinstance(e, Emit) and e.key.session == number]
+        columns = [each for each in self.effects if isinstance(each, Emits)]
+        return [row.token for each in columns for row in each if row.key.session == number]
 
     def finish(self, number: int) -> Finish | None:
         found = [e for e in self.effects if isinstance(e, Finish) and e.key.session == number]
@@ -121,7 +122,7 @@ def test_acceptance_is_told_before_submit_returns() -> None:
 
     rig = run(Rig, body)
     kinds = [type(effect) for effect in rig.effects]
-    assert kinds.index(Progress) < kinds.index(Emit) < kinds.index(Finish)
+    assert kinds.index(Progress) < kinds.index(Emits) < kinds.index(Finish)
 
 
 def test_an_idle_loop_plans_when_something_comes_not_when_a_timer_fires(
@@ -159,7 +160,7 @@ def test_inputs_that_effects_cause_are_handled_after_them() -> None:
     class Cancelling(Rig):
         def hear(self, effects: list[Effect]) -> None:
             super().hear(effects)
-            if any(isinstance(effect, Emit) for effect in effects):
+            if any(isinstance(effect, Emits) for effect in effects):
                 self.loop.submit(Cancel(SessionKey("h", 1)))
                 assert self.finish(1) is None  # not in the midst of these effects
 

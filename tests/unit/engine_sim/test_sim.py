@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from superfluid_core.engine.sim import NumberedTexts, SimEngine, SimOptions, ThreadPause
 from superfluid_core.errors import EngineError
-from superfluid_core.scheduler.plan import LanePlan, LaneStart, TickOutcome
+from superfluid_core.scheduler.plan import LanePlan, LaneStart, Park, TickOutcome, TickPlan
 from superfluid_core.session import Determinism, SamplingParams, SessionKey
 from tests.unit.engine_sim.conftest import EOS, TEXTS, Bench, VirtualTime, spec_of
 
@@ -138,6 +138,19 @@ def test_zero_logprobs_asks_for_the_sampled_one_alone(bench: Bench) -> None:
     assert bench.steps[0].logprobs is not None
     assert bench.steps[0].logprobs[0] is not None
     assert bench.steps[0].logprobs[0].top == ()
+
+
+def test_moving_kv_to_the_host_and_back_takes_as_long_as_its_bytes() -> None:
+    bench = Bench(kv_bytes_per_token=1_000, host_copy_bytes_per_s=1e6, block_tokens=16)
+    moves = TickPlan(1, (), 0, park_out=(Park(1, (3, 4)),), park_in=(Park(2, (5,)),))
+    done = bench.engine.run(moves, bench.steps.append, lambda: False)
+    assert done.steps == 0
+    assert bench.time.slept == pytest.approx([3 * 16 * 1_000 / 1e6])
+    bench.engine.run(TickPlan(2, (), 0, park_drop=(1,)), bench.steps.append, lambda: False)
+    assert len(bench.time.slept) == 1
+    bench.time.close()
+    with pytest.raises(EngineError, match="closed"):
+        bench.engine.run(moves, bench.steps.append, lambda: False)
 
 
 def test_a_step_costs_prompt_tokens_over_all_lanes_and_one_decode_interval() -> None:

@@ -13,7 +13,7 @@ from superfluid_core.engine.torch.engine import TorchEngine
 from superfluid_core.limits import SchedulerLimits
 from superfluid_core.scheduler.plan import (
     Effect,
-    Emit,
+    Emits,
     Finish,
     Input,
     Interrupt,
@@ -105,11 +105,12 @@ class Box:
             self._take(effect)
 
     def _take(self, effect: Effect) -> None:
-        if isinstance(effect, Emit):
-            ids = self.outputs[effect.key.session]
-            assert effect.index == len(ids), "a token came twice or is missing"
-            ids.append(effect.token)
-            self.times_ns[effect.key.session].append(CLOCK.now_ns())
+        if isinstance(effect, Emits):
+            for row in effect:
+                ids = self.outputs[row.key.session]
+                assert row.index == len(ids), "a token came twice or is missing"
+                ids.append(row.token)
+                self.times_ns[row.key.session].append(CLOCK.now_ns())
         elif isinstance(effect, Finish):
             assert effect.code is None, effect.text
             self.ended.append(effect.key.session)

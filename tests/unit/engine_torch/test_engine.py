@@ -309,6 +309,7 @@ def test_the_description_says_what_is_there(engine: TorchEngine) -> None:
         info.kv_bytes_per_token == 3 * 2 * 2 * 16 * 4
     )  # layers, keys and values, heads, width, float32
     assert info.host_copy_bytes_per_s > 1e6
+    assert 0 <= info.host_copy_overhead_ns < 1_000_000_000
 
 
 def test_a_closed_engine_runs_nothing(engine: TorchEngine) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from superfluid_core.engine.torch.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler
+from superfluid_core.grammar.lanes import Mask
 from superfluid_core.scheduler.plan import LaneStart
 from superfluid_core.session import SamplingParams, SessionKey, SessionSpec
 
@@ -61,6 +62,13 @@ def test_greedy_takes_the_best_id_and_the_lowest_of_equals() -> None:
     logits[1, 150] = 1.0
     sampler = make(start(0, GREEDY), start(1, SamplingParams(temperature=9e-6)))
     assert sampler.sample(logits, [0, 1], [0, 0]).ids == [40, 150]
+
+
+def test_o23_a_top_k_of_one_is_greedy() -> None:
+    logits = random_logits(2)
+    only = SamplingParams(temperature=1.5, top_k=1, seed=9)
+    ids = make(start(0, only), start(1, GREEDY)).sample(logits.clone(), [0, 1], [0, 0]).ids
+    assert ids == logits.argmax(-1).tolist()
 
 
 def test_greedy_is_the_same_beside_lanes_that_draw() -> None:
@@ -179,9 +187,11 @@ def test_a_row_without_any_allowed_id_is_marked() -> None:
 
 
 def test_a_grammar_mask_limits_the_choice() -> None:
-    allowed = torch.zeros(1, VOCABULARY, dtype=torch.bool)
-    allowed[0, [12, 40]] = True
-    assert make(start(0, GREEDY)).sample(ramp(), [0], [0], allowed).ids == [40]
+    mask = Mask(sum(1 << token for token in (12, 40)).to_bytes(VOCABULARY // 8, "little"), False)
+    assert make(start(0, GREEDY), start(1, GREEDY)).sample(
+        ramp(2), [0, 1], [0, 0], [mask, None]
+    ).ids == [40, 199]
+    assert make(start(0, GREEDY)).sample(ramp(), [0], [0], [mask]).ids == [40]
 
 
 def test_logprobs_are_of_the_model_before_anything_is_applied() -> None:

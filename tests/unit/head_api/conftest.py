@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any
@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from superfluid_core.clock import SystemClock
+from superfluid_core.engine.stand_ins import hashed_vector
 from superfluid_core.errors import InvalidRequestError, SuperfluidError
 from superfluid_core.limits import HttpLimits
 from superfluid_core.session import FinishReason, QosClass, TokenLogprobs
@@ -24,6 +25,7 @@ from superfluid_head.api.inflight import Inflight
 from superfluid_head.api.state import Head
 from superfluid_head.app import build_app
 from superfluid_head.fleet.chronicle import Chronicle, Listener, PlacementRecord
+from superfluid_head.fleet.embeds import EmbedRequest
 from superfluid_head.fleet.events import (
     EndEvent,
     GenerationEvent,
@@ -36,6 +38,7 @@ from superfluid_head.fleet.pins import PinnedPrefix, PrefixPin
 from superfluid_head.fleet.standing import Counters
 from superfluid_head.metrics import HeadMetrics
 from superfluid_head.text.chat import ModelText, TextWorkers
+from superfluid_head.text.dialects.detect import DialectChoice
 
 EOS = 256
 SEPARATOR = 257
@@ -48,10 +51,11 @@ def fleet_snapshot(*, is_ready: bool) -> dict[str, Any]:
         name="n1", address="10.0.0.1:8454", is_up=is_ready, state="up" if is_ready else "down",
         detail="" if is_ready else "refused", boot="b", models=("org/m",), lanes=4, lanes_busy=3, queued=2,
         sessions=5, blocks=100, blocks_used=7, prefill_rate=0.0, circuit="closed", is_draining=False,
+        link="joined", links=2, key="7f3a91c2", link_age_s=7_300, rekeys=1,
     )  # fmt: skip
     return {
         "ready": is_ready, "policy": "load-aware", "nodes": [asdict(node)], "models": [], "waiting": (0, 1, 0, 0),
-        "running": 6, "counters": asdict(Counters(placements=9, moves=1)),
+        "running": 6, "counters": asdict(Counters(placements=9, moves=1, joins=2, rekeys=1, join_refusals=3)),
     }  # fmt: skip
 
 
@@ -61,12 +65,19 @@ class FakeTokenizer:
     vocabulary = 1_000
     special_ids = frozenset({EOS, SEPARATOR})
     eos_ids = (EOS,)
+    adds_bos = False
+    bos_id: int | None = None
+    puts_leading_space = False
 
     def __init__(self) -> None:
         self.pieces = [bytes([byte]) for byte in range(256)] + [b"<|im_end|>", b"<|sep|>"]
 
     def token_bytes(self, token: int) -> bytes:
         return self.pieces[token] if token < len(self.pieces) else b""
+
+    def token_id(self, literal: str) -> int | None:
+        data = literal.encode()
+        return self.pieces.index(data) if data in self.pieces else None
 
     def piece(self, data: str | bytes) -> int:
         raw = data.encode() if isinstance(data, str) else data
@@ -77,9 +88,27 @@ class FakeTokenizer:
     def encode(self, text: str, *, allow_special: bool, add_bos: bool = False) -> list[int]:
         return list(text.encode())
 
+    def encode_batch(
+        self, texts: Sequence[str], *, allow_special: bool, add_bos: bool = False
+    ) -> list[list[int]]:
+        coded = [list(text.encode()) for text in texts]
+        if allow_special:
+            mark, data = SEPARATOR, list(b"<|sep|>")
+            for ids in coded:
+                while (at := _place(ids, data)) is not None:
+                    ids[at : at + len(data)] = [mark]
+        return coded
+
+
+def _place(ids: list[int], data: list[int]) -> int | None:
+    places = range(len(ids) - len(data) + 1)
+    return next((at for at in places if ids[at : at + len(data)] == data), None)
+
 
 class FakeTemplate:
     """Role, content, separator."""
+
+    source = tools_source = ""
 
     def render(self, messages: Sequence[Any], **options: Any) -> Any:
         if any("refuse me" in str(message["content"]) for message in messages):
@@ -182,6 +211,7 @@ class FakeFleet:
         self.tokenizer = tokenizer
         self.script = Script()
         self.requests: list[GenerationRequest] = []
+        self.embeds: list[EmbedRequest] = []
         self.stops: list[int] = []
         self.classes: list[QosClass] = []
         self.pins: list[PrefixPin] = []
@@ -211,6 +241,9 @@ class FakeFleet:
     def waiting_by_class(self) -> Sequence[int]:
         return (0, 1, 2, 3)
 
+    def link_counts(self) -> Mapping[str, int]:
+        return {"joined": 4, "rekeyed": 5, "relinked": 6, "dial refused": 7, "join refused": 8}
+
     async def node_stats(self, name: str) -> bytes:
         if name not in self.stats:
             raise InvalidRequestError("no such node")
@@ -218,9 +251,16 @@ class FakeFleet:
             raise self.stats[name]
         return json.dumps(self.stats[name]).encode()
 
+    async def embed(self, wanted: EmbedRequest) -> bytes:
+        self.embeds.append(wanted)
+        await asyncio.sleep(self.script.wait_s)
+        if self.script.error_first is not None:
+            raise self.script.error_first
+        return hashed_vector(wanted.ids, wanted.pooling, 0)
+
     async def pin_prefix(self, pin: PrefixPin) -> PinnedPrefix:
         self.pins.append(pin)
-        return PinnedPrefix(pin.node, (b"n" * 16,), 16)
+        return PinnedPrefix(pin.node, pin.model, (b"n" * 16,), 16)
 
     def unpin_prefix(self, pinned: PinnedPrefix) -> None:
         self.unpinned.append(pinned)
@@ -261,7 +301,13 @@ class Bench:
     """A head under test."""
 
     def __init__(
-        self, keys: KeyRing | None = None, limits: HttpLimits | None = None, **parts: Any
+        self,
+        keys: KeyRing | None = None,
+        limits: HttpLimits | None = None,
+        *,
+        template: Any = FakeTemplate,
+        dialects: DialectChoice | None = None,
+        **parts: Any,
     ) -> None:
         self.tokenizer = FakeTokenizer()
         self.fleet = FakeFleet(self.tokenizer)
@@ -269,7 +315,7 @@ class Bench:
         text = SimpleNamespace(
             files={},
             tokenizer=lambda: self.tokenizer,
-            template=FakeTemplate,
+            template=template,
             fingerprint=lambda: "fake-text",
             config=SimpleNamespace(window=WINDOW, eos_ids=(EOS,)),
         )
@@ -278,7 +324,7 @@ class Bench:
         metrics = HeadMetrics()
         self.head = Head(
             fleet=self.fleet,
-            texts=[ModelText("m", text, self.workers)],  # type: ignore[arg-type]
+            texts=[ModelText("m", text, self.workers, dialects)],  # type: ignore[arg-type]
             keys=keys or KeyRing(),
             metrics=metrics,
             inflight=Inflight(metrics),
@@ -302,6 +348,10 @@ class Bench:
 
     def chat(self, **members: Any) -> httpx.Response:
         return self.send("POST", "/v1/chat/completions", json=chat_body(**members))
+
+    def complete(self, **members: Any) -> httpx.Response:
+        body = {"model": "org/m", "prompt": "hi", **members}
+        return self.send("POST", "/v1/completions", json=body)
 
     def raw_chat(self, content: bytes, **headers: str) -> httpx.Response:
         return self.send(
@@ -339,8 +389,9 @@ def make_bench() -> Iterator[Any]:
 class LiveServer:
     """The bench behind a real uvicorn on loopback, in a thread."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, host: str = "127.0.0.1") -> None:
         self.bench = bench
+        self.host = host
         self.port = 0
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -350,7 +401,7 @@ class LiveServer:
     async def _run(self) -> None:
         from superfluid_head.server import http_server, open_sockets
 
-        sockets = open_sockets([("127.0.0.1", 0)])
+        sockets = open_sockets([(self.host, 0)])
         self.port = sockets[0].getsockname()[1]
         app = build_app(self.bench.head, frozenset({self.port}))
         self._server = http_server(app, self.bench.limits)
@@ -364,7 +415,8 @@ class LiveServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
 
     def __enter__(self) -> LiveServer:
         self._thread.start()

@@ -225,11 +225,8 @@ def test_a_wrong_member_is_a_400_that_names_it(
     "members",
     [
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        {"tool_choice": "required"},
         {"functions": [{"name": "f"}]},
-        {"response_format": {"type": "json_object"}},
-        {"structured_outputs": {"regex": "a"}},
-        {"guided_json": {}},
+        {"guided_whitespace_pattern": " "},
         {"chat_template": "x"},
         {"prompt_logprobs": 1},
         {"echo": True},

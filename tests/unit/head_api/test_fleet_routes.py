@@ -58,6 +58,7 @@ def test_why_shows_the_scores_best_first_and_404_for_the_unknown(bench: Bench) -
     assert (found["object"], found["id"]) == ("fleet.request", "team/r 1")
     (placement,) = found["placements"]
     assert (placement["node"], placement["reason"], placement["waited_ms"]) == ("n2", "first", 12)
+    assert placement["first_ms"] is None
     assert placement["scores"] == [
         "n2: 0.2500 lane wait 0.000 s", "n1: 0.9000 lane wait 0.000 s", "n3: full",
     ]  # fmt: skip
@@ -179,8 +180,11 @@ def test_the_status_is_a_table(live: Any, capsys: pytest.CaptureFixture[str]) ->
     assert run(["fleet", "status", "--url", live.url]) == 0
     title, row, totals = capsys.readouterr().out.splitlines()
     assert title.split()[:3] == ["NODE", "STATE", "LANES"]
-    assert row.split() == ["n1", "up", "3/4", "2", "5", "7/100", "closed", "10.0.0.1:8454", "org/m"]
-    assert totals == "6 running, 1 waiting; 9 placements, 1 moves, 0 faults"
+    assert title.split()[7:] == ["LINK", "KEY", "AGE", "REKEYS", "ADDRESS", "MODELS"]
+    assert row.split()[:7] == ["n1", "up", "3/4", "2", "5", "7/100", "closed"]
+    assert row.split()[7:] == ["joined", "x2", "7f3a91c2", "2h", "1", "10.0.0.1:8454", "org/m"]
+    figures = "9 placements, 1 moves, 0 faults; 2 joins, 1 rekeys, 3 links refused"
+    assert totals == f"6 running, 1 waiting; {figures}"
     assert run(["fleet", "status", "--json", "--url", live.url]) == 0
     assert json.loads(capsys.readouterr().out)["ready"] is True
 

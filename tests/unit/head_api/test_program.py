@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -200,6 +201,31 @@ def test_a_head_serves_at_once_and_ends_with_0_on_a_signal(tmp_path: Path) -> No
     process.stderr.close()
     assert any(line["message"].startswith("listening on http://[::1]:") for line in lines)
     assert lines[-1]["level"] in ("info", "warning")
+
+
+@pytest.mark.slow
+def test_a_head_whose_own_node_refuses_its_settings_was_never_ready(tmp_path: Path) -> None:
+    ready = tmp_path / "ready.json"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
+        notices.bind(str(tmp_path / "notify"))
+        command = [
+            sys.executable, "-m", "superfluid_head.cli", "serve", "demo", "--http", "127.0.0.1:0", "--offline",
+            "--node-arg=--engine=mock", "--node-arg=--kv-memory=1GiB", "--ready-file", str(ready),
+        ]  # fmt: skip
+        environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=False, timeout=50
+        )
+        assert done.returncode == 2, done.stderr
+        assert "refused its configuration" in done.stderr
+        assert not ready.exists()
+        heard = []
+        with contextlib.suppress(BlockingIOError):
+            notices.setblocking(False)
+            while True:
+                heard.append(notices.recv(200))
+        assert b"READY=1" not in heard
+        assert any(each.startswith(b"EXTEND_TIMEOUT_USEC=") for each in heard)
 
 
 @pytest.mark.slow

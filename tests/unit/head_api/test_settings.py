@@ -18,6 +18,8 @@ from superfluid_head.config import (
     build_config,
     read_settings,
 )
+from superfluid_head.text.dialects.detect import DialectChoice
+from superfluid_head.text.dialects.dialect import Dialect
 from superfluid_noded.config import OPTIONS as NODE_OPTIONS
 
 
@@ -98,3 +100,21 @@ def test_flags_of_a_local_node_are_refused_beside_a_fleet_but_its_environment_is
 def test_bad_values_are_refused_by_name(flags: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         config(**flags)
+
+
+def test_a_head_of_a_fleet_takes_several_models_and_a_local_node_one() -> None:
+    made = config(model=("demo", "other.gguf", "demo"), fleet=("127.0.0.1:8454",))
+    assert made.models == ("demo", "other.gguf")
+    with pytest.raises(ConfigError, match="a local node serves one"):
+        config(model=("demo", "other.gguf"))
+
+
+def test_dialects_are_chosen_by_name_and_unknown_names_are_refused_with_the_list() -> None:
+    made = config()
+    assert made.dialects == DialectChoice()
+    assert made.reasoning_field == "reasoning_content"
+    made = config(dialect="glm", tool_call_parser="mistral", reasoning_parser="none")
+    assert made.dialects.resolve("") == Dialect("mistral", None)
+    for name in ("dialect", "tool_call_parser", "reasoning_parser", "reasoning_field"):
+        with pytest.raises(ConfigError, match=r"'klingon' is none of .*(auto|both)"):
+            config(**{name: "klingon"})

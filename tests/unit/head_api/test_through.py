@@ -232,7 +232,7 @@ def test_a_pinned_prefix_stays_warm_while_others_are_pushed_out(through: Any, sc
         )
         assert pinned.status_code == 200, pinned.text
         made = pinned.json()
-        assert made["pinned_tokens"] // 16 == path.rig.node.pins.blocks > 5
+        assert made["pinned_tokens"] // 16 == path.rig.node.pins[0].blocks > 5
         for number in range(8):
             other = [{"role": "user", "content": f"{number}" * 300}]
             await path.chat(messages=other, max_tokens=2)
@@ -240,9 +240,9 @@ def test_a_pinned_prefix_stays_warm_while_others_are_pushed_out(through: Any, sc
         reply = await path.chat(messages=question, max_tokens=2)
         assert int(reply.headers["x-superfluid-warm"]) == made["pinned_tokens"]
         figures = (await path.send("GET", "/v1/fleet/nodes/n1/stats")).json()
-        assert figures["pins"]["blocks"] == path.rig.node.pins.blocks
+        assert figures["pins"]["m"]["blocks"] == path.rig.node.pins[0].blocks
         await path.send("DELETE", f"/v1/prefixes/{made['id']}")
-        await path.until(lambda: path.rig.node.pins.blocks == 0)
+        await path.until(lambda: path.rig.node.pins[0].blocks == 0)
 
     through(
         scenario,
@@ -263,7 +263,7 @@ def test_a_pin_beyond_the_budget_is_refused_whole(through: Any) -> None:
         second = await path.send("POST", "/v1/prefixes", json={"model": "m", "prompt": "b" * 80})
         assert second.status_code == 503
         assert 1 <= int(second.headers["retry-after"]) <= 30
-        await path.until(lambda: path.rig.node.pins.blocks == 5)
+        await path.until(lambda: path.rig.node.pins[0].blocks == 5)
         tiny = await path.send("POST", "/v1/prefixes", json={"model": "m", "prompt": "abc"})
         assert tiny.status_code == 400
 
@@ -291,6 +291,30 @@ def test_all_documented_figures_come_through_the_head(through: Any) -> None:
         assert not [name for name in names if f"\nsuperfluid_{name}" not in text]
 
     through(scenario)
+
+
+def test_a_prefix_of_the_second_model_is_pinned_in_its_own_cache_and_its_completions_are_served(
+    through: Any,
+) -> None:
+    """All lanes of the main model are busy meanwhile."""
+
+    async def scenario(path: Path) -> None:
+        chats = [path.start(max_tokens=60) for _ in range(4)]
+        await path.until(lambda: path.stats.lanes_busy == 4)
+        made = await path.send(
+            "POST", "/v1/prefixes", json={"model": "fim", "prompt": "f" * 80, "ttl_s": 30}
+        )
+        assert made.status_code == 200, made.text
+        main, fim = path.rig.node.pins
+        assert (main.blocks, fim.blocks) == (0, made.json()["pinned_tokens"] // 16)
+        (node,) = path.fleet.health().nodes
+        assert (node.lanes, node.sessions) == (6, 4)
+        await path.send("DELETE", f"/v1/prefixes/{made.json()['id']}")
+        await path.until(lambda: fim.blocks == 0)
+        assert {(await chat).status_code for chat in chats} == {200}
+
+    fim = {"lanes": 2, "window": 256, "blocks": 64, "text_fingerprint": "fake-text"}
+    through(scenario, fim=fim, decode_rate=100.0)
 
 
 def test_a_second_model_is_listed_by_the_head(through: Any) -> None:

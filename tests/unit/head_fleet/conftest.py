@@ -23,6 +23,7 @@ from superfluid_core.wire.messages import (
     CancelSession,
     Closed,
     CloseReason,
+    DrainOrder,
     Hello,
     ModelOffer,
     Open,
@@ -68,6 +69,9 @@ class FakeNode:
     crash_at: int | None = None
     is_mute: bool = False
     is_draining: bool = False
+    models: tuple[str, ...] = (MODEL,)
+    features: tuple[str, ...] = ()
+    orders: list[int | None] = field(default_factory=list)
     boots: int = 0
     opens: list[Open] = field(default_factory=list)
     cancels: list[CancelSession] = field(default_factory=list)
@@ -88,6 +92,7 @@ class FakeNode:
     async def start(self, group: asyncio.TaskGroup) -> None:
         self._group = group
         self.boots += 1
+        self.orders = []
         clock, limits = SystemClock(), LinkLimits()
         self._listener = Listener(
             self._handle, self._welcome, self.keys, self.name, limits, clock, self.status
@@ -118,19 +123,23 @@ class FakeNode:
 
     def status(self) -> Status:
         queued = len(self.queue)
+        is_ordered = bool(self.orders) and self.orders[-1] is not None
         return Status(
             SystemClock().boot_ns(), self.steps, len(self.running), self.lanes, (0, 0, queued, 0),
-            0, 0, 0, 1_000, 1_000.0, ((1, 100.0), (4, 300.0)), 10, self.is_draining,
+            0, 0, 0, 1_000, 1_000.0, ((1, 100.0), (4, 300.0)), 10, self.is_draining or is_ordered,
         )  # fmt: skip
 
     def _welcome(self, _hello: Hello) -> Welcome:
-        offer = ModelOffer(
-            MODEL, self.weights, "t1", "f32", "fake", VOCABULARY, (EOS,),
-            self.window, self.lanes, 16, 1_000,
+        offers = tuple(
+            ModelOffer(
+                name, self.weights, "t1", "f32", "fake", VOCABULARY, (EOS,),
+                self.window, self.lanes, 16, 1_000,
+            )
+            for name in self.models
         )  # fmt: skip
         stamp = SystemClock().boot_ns()
         return Welcome(
-            0, (), self.name, f"{self.name}-{self.boots}", (offer,), stamp,
+            0, self.features, self.name, f"{self.name}-{self.boots}", offers, stamp,
             Determinism.EXACT, 4 * self.lanes, 30_000, 120_000,
         )  # fmt: skip
 
@@ -146,6 +155,8 @@ class FakeNode:
                     if self.running.get(message.session) == message.epoch:
                         del self.running[message.session]
                     self.queue = [q for q in self.queue if q[1].session != message.session]
+                elif isinstance(message, DrainOrder):
+                    self.orders.append(message.grace_ms)
                 elif isinstance(message, Renew):
                     self.renews += 1
         finally:

@@ -45,6 +45,13 @@ def begun(request: Any = None, **where: Any) -> Any:
     return machine
 
 
+def taken(machine: Any) -> Any:
+    """The node has said OPENED: from here on its process may die of the request."""
+    at = machine.placement
+    assert machine.on_event(t.Acknowledged(at.link, machine.journal.epoch, 0), 0) == []
+    return machine
+
+
 def row(machine: Any, *ids: Any, **changes: Any) -> t.Arrived:
     at = machine.placement
     arrived = t.Arrived(at.link, machine.journal.epoch, len(machine.journal.ids), ids)
@@ -173,10 +180,11 @@ def test_a_planned_move_hears_the_old_node_until_it_happens_and_goes_to_the_warm
 
 
 def test_two_dead_processes_quarantine_the_request() -> None:
-    machine = begun()
+    machine = taken(begun())
     machine.on_event(t.NodeLost(1, t.Loss.CUT), 0)
     machine.on_event(t.BootVerdict("boot-a-1", is_lost=True), 0)
     machine.on_event(placed("b", 2), 0)
+    taken(machine)
     actions = machine.on_event(t.NodeLost(2, t.Loss.CUT), 0)
     assert kinds(actions) == ["Leave", "Announce"]
     assert machine.phase is Phase.JUDGING
@@ -186,24 +194,42 @@ def test_two_dead_processes_quarantine_the_request() -> None:
 
 
 def test_a_cut_link_whose_process_lives_is_no_poison() -> None:
-    machine = begun()
+    machine = taken(begun())
     machine.on_event(t.NodeLost(1, t.Loss.CUT), 0)
     machine.on_event(placed("b", 2), 0)
+    taken(machine)
     machine.on_event(t.NodeLost(2, t.Loss.CUT), 0)
     assert machine.phase is Phase.JUDGING
     assert kinds(machine.on_event(t.BootVerdict("boot-b-2", is_lost=False), 0)) == ["Place"]
     machine.on_event(t.BootVerdict("boot-a-1", is_lost=False), 0)
     machine.on_event(placed("a", 3, boot="boot-a-1"), 0)
+    taken(machine)
     assert kinds(machine.on_event(t.NodeLost(3, t.Loss.CUT), 0))[-1] == "Place"
 
 
 def test_processes_that_nobody_hears_of_again_count_as_dead_after_a_while() -> None:
-    machine = begun()
+    machine = taken(begun())
     machine.on_event(t.NodeLost(1, t.Loss.CUT), 0)
     machine.on_event(placed("b", 2), 0)
+    taken(machine)
     machine.on_event(t.NodeLost(2, t.Loss.CUT), 0)
     assert machine.on_event(t.Tick(), SECOND) == []
     assert kinds(machine.on_event(t.Tick(), 3 * SECOND)) == ["Quarantine", "Fail"]
+
+
+def test_a_process_that_died_before_it_took_the_request_did_not_die_of_it() -> None:
+    """Found by chaos C9: all nodes were killed at once, and what was moved onto a dead one was quarantined."""
+    machine = taken(begun())
+    machine.on_event(t.NodeLost(1, t.Loss.CUT), 0)
+    machine.on_event(t.BootVerdict("boot-a-1", is_lost=True), 0)
+    machine.on_event(placed("b", 2), 0)
+    assert kinds(machine.on_event(t.NodeLost(2, t.Loss.CUT), 0))[-1] == "Place"
+    assert machine.on_event(t.BootVerdict("boot-b-2", is_lost=True), 0) == []
+    machine.on_event(placed("c", 3), 0)
+    taken(machine)
+    machine.on_event(t.NodeLost(3, t.Loss.CUT), 0)
+    actions = machine.on_event(t.BootVerdict("boot-c-3", is_lost=True), 0)
+    assert kinds(actions) == ["Quarantine", "Fail"]
 
 
 def test_silence_and_hangs_are_no_poison() -> None:
@@ -211,6 +237,18 @@ def test_silence_and_hangs_are_no_poison() -> None:
     for link in (1, 2, 3):
         assert kinds(machine.on_event(t.NodeLost(link, t.Loss.SILENT), 0))[-1] == "Place"
         machine.on_event(placed("b", link + 1), 0)
+
+
+def test_a_stamp_that_aged_while_the_head_slept_costs_no_move() -> None:
+    """Found by chaos C13: after a pause of the head every node refused its first OPENs, and three moves were gone."""
+    machine = begun()
+    for epoch in range(1, 9):
+        refused = t.RefusedByNode(epoch, epoch, ErrorCode.FENCED)
+        assert kinds(machine.on_event(refused, 0)) == ["Postpone", "Leave", "Place"]
+        machine.on_event(placed("b", epoch + 1), 0)
+    assert (machine.journal.failures, machine.journal.moves) == (0, 0)
+    last = machine.on_event(t.RefusedByNode(9, 9, ErrorCode.FENCED), 0)
+    assert kinds(last) == ["Leave", "Announce", "Place"]
 
 
 def test_a_busy_answer_is_soft() -> None:
@@ -473,3 +511,37 @@ def test_a_stop_across_a_move_counts_only_what_it_kept(cut: Any, count: Any) -> 
     world.feed(t.StopAt(kept))
     assert world.machine.journal.ids == list(oracle[:kept])
     assert world.ends == [t.End(FinishReason.STOP)]
+
+
+def test_a_session_goes_on_over_a_fresh_link_under_a_raised_epoch_and_that_is_no_move() -> None:
+    machine = taken(begun())
+    machine.on_event(row(machine, 10, 11), 0)
+    late = row(machine, 12)
+    assert machine.on_event(t.Relinked(1, 9, 2), 0) == []  # of another epoch
+    assert machine.on_event(t.Relinked(7, 1, 2), 0) == []  # of another link
+    assert machine.on_event(t.Relinked(1, 1, 2), 0) == [t.SendOpen(2, 6)]
+    assert (machine.placement.node, machine.placement.link) == ("a", 2)
+    assert machine.on_event(late, 0) == []  # what the old link still says
+    assert machine.on_event(replace(late, epoch=2), 0) == []  # the new epoch on the old link
+    assert machine.on_event(t.NodeLost(1, t.Loss.CUT), 0) == []  # the old link goes
+    assert machine.stale_rows == 2
+    assert machine.on_event(row(machine, 12), 0) == [t.Deliver(2, (12,), ())]
+    assert (machine.journal.moves, machine.journal.failures) == (0, 0)
+
+
+def test_a_session_that_the_node_does_not_take_over_a_fresh_link_moves_like_any_other() -> None:
+    machine = taken(begun())
+    machine.on_event(row(machine, 10), 0)
+    machine.on_event(t.Relinked(1, 1, 2), 0)
+    actions = machine.on_event(t.RefusedByNode(2, 2, ErrorCode.SESSION_LIMIT), 0)
+    assert kinds(actions)[-1] == "Place"
+    assert machine.journal.epoch == 3
+
+
+def test_a_session_whose_link_broke_while_the_node_stays_moves_to_the_same_node() -> None:
+    machine = taken(begun())
+    actions = machine.on_event(t.NodeLost(1, t.Loss.LINK), 0)
+    assert kinds(actions) == ["Leave", "Announce", "Place"]
+    assert actions[-1].target == "a"
+    assert machine.journal.boots_suspected == set()
+    assert machine.journal.failures == 1

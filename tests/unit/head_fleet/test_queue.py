@@ -10,7 +10,7 @@ from superfluid_core.clock import MS, SECOND
 from superfluid_core.errors import CapacityError, ErrorCode
 from superfluid_core.limits import FleetLimits
 from superfluid_core.session import QosClass
-from superfluid_head.fleet.queue import MoveRate, WaitingRoom
+from superfluid_head.fleet.queue import WHOLE_SHARE, MoveRate, WaitingRoom
 
 
 def order(room: Any, now_ns: Any = 0) -> Any:
@@ -103,25 +103,99 @@ def test_turns_are_counted_in_tokens_and_a_token_of_output_is_two() -> None:
     for session in range(3, 8):
         enter(room, session, "short")
     assert order(room) == [1, 3, 4, 5, 6, 2, 7]
-    room.shares.charge("short", 0, 200)
+    room.shares.produced(8, "short", 200)
     assert order(room)[:2] == [1, 2]
 
 
 def test_a_tenant_that_comes_back_has_no_claim_and_no_debt_is_forgiven() -> None:
     room = WaitingRoom(FleetLimits())
     room.shares.begin("steady")
-    room.shares.charge("steady", 1_000, 0)
+    room.shares.placed(1, "steady", 1_000, 0)
     room.shares.begin("new")
-    assert room.shares.served("new") == 1_000
-    room.shares.charge("new", 500, 0)
+    assert room.shares.served("new") == 1_000 * WHOLE_SHARE
+    room.shares.placed(2, "new", 500, 0)
     room.shares.end("new")
     room.shares.begin("new")
-    assert room.shares.served("new") == 1_500
+    assert room.shares.served("new") == 1_500 * WHOLE_SHARE
+
+
+def test_a_tenant_of_twice_the_weight_gets_twice_the_turns() -> None:
+    room = WaitingRoom(FleetLimits())
+    for session in range(1, 13):
+        room.shares.begin("heavy" if session % 2 else "light", 2 if session % 2 else 1)
+        tenant = "heavy" if session % 2 else "light"
+        room.enter(session, QosClass.AGENT, session, tenant=tenant, tokens=100)
+    first = order(room)[:9]
+    assert sum(session % 2 for session in first) == 6
+    room.shares.produced(1, "heavy", 100)
+    room.shares.produced(2, "light", 100)
+    assert 2 * room.shares.served("heavy") == room.shares.served("light")
+
+
+def test_a_tenant_that_is_behind_pays_for_each_place_with_the_output_that_is_expected() -> None:
+    # found by `bench scenario fair`: of lanes that came free together, who was behind by one answer got all
+    room = WaitingRoom(FleetLimits())
+    room.shares.begin("behind")
+    room.shares.begin("ahead")
+    room.shares.produced(90, "ahead", 450)
+    for session in range(1, 9):
+        tenant = "behind" if session % 2 else "ahead"
+        ticket = room.enter(session, QosClass.AGENT, session, tenant=tenant, tokens=64)
+        ticket.expected = 150
+    placed = []
+    for _ in range(4):
+        ticket = room.in_order(0)[0]
+        room.shares.placed(ticket.session, ticket.tenant, ticket.tokens, ticket.expected)
+        room.leave(ticket.session)
+        placed.append(ticket.tenant)
+    assert placed == ["behind", "behind", "behind", "ahead"]
+
+
+def test_what_was_expected_is_no_claim_once_it_was_produced_or_the_session_is_over() -> None:
+    shares = WaitingRoom(FleetLimits()).shares
+    shares.begin("a")
+    shares.placed(1, "a", 10, 100)
+    assert shares.granted("a") == (10 + 2 * 100) * WHOLE_SHARE
+    shares.produced(1, "a", 60)
+    assert shares.granted("a") == (10 + 2 * 100) * WHOLE_SHARE
+    shares.produced(1, "a", 70)
+    assert shares.granted("a") == shares.served("a") == (10 + 2 * 130) * WHOLE_SHARE
+    shares.placed(2, "a", 0, 50)
+    shares.over(1, "a")
+    shares.over(2, "a")
+    shares.over(2, "a")
+    assert shares.granted("a") == shares.served("a")
+
+
+def test_a_new_tenant_goes_before_the_next_of_one_whose_sessions_run() -> None:
+    room = WaitingRoom(FleetLimits())
+    enter(room, 1, "crowd")
+    room.shares.begin("crowd")
+    room.shares.placed(9, "crowd", 100, 200)
+    room.shares.begin("new")
+    enter(room, 2, "new")
+    assert order(room) == [2, 1]
+
+
+def test_a_backlog_that_has_waited_for_long_gives_its_tenant_no_claim_over_a_newcomer() -> None:
+    room = WaitingRoom(FleetLimits())
+    for session in range(1, 6):
+        enter(room, session, "crowd")
+    room.shares.placed(9, "crowd", 100, 200)
+    room.shares.begin("new")
+    room.shares.begin("chat")
+    room.enter(6, QosClass.AGENT, 40 * SECOND, tenant="new", tokens=100)
+    assert order(room, 40 * SECOND) == [6, 1, 2, 3, 4, 5]
+    # what has waited raises the class: five of its six places are as good as a chat's
+    room.shares.placed(7, "chat", 10_000, 0)
+    room.enter(8, QosClass.INTERACTIVE, 40 * SECOND, tenant="chat", tokens=1)
+    assert order(room, 40 * SECOND) == [6, 1, 2, 3, 4, 8, 5]
+    assert order(room, 2 * SECOND) == [8, 6, 1, 2, 3, 4, 5]
 
 
 def test_moved_sessions_and_better_classes_go_before_any_tenants_turn() -> None:
     room = WaitingRoom(FleetLimits())
-    room.shares.charge("busy", 10_000, 0)
+    room.shares.placed(9, "busy", 10_000, 0)
     enter(room, 1, "idle")
     enter(room, 2, "busy", is_move=True)
     room.enter(3, QosClass.INTERACTIVE, 3, tenant="busy", tokens=9)

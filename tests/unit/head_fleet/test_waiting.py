@@ -232,3 +232,86 @@ def test_a_completion_that_waits_too_long_for_a_lane_is_dropped_everywhere(
             assert not node.queue
 
     run(scenario())
+
+
+def test_a_crowd_of_one_tenant_leaves_the_lane_free_that_the_nodes_cap_keeps_for_others(
+    kit: Any, reader: Any
+) -> None:
+    # found by `bench scenario fair`: the crowd took every place of the node, and others waited for one with a lane free
+    async def scenario() -> None:
+        node = kit.node("a", lanes=4, step_s=0.05, features=("files", "tenant-lanes-3"))
+        async with kit.fleet(node) as fleet, asyncio.TaskGroup() as group:
+            crowd = [
+                group.create_task(reader(fleet, kit.request(number, 500, tenant="crowd")))
+                for number in range(12)
+            ]
+            async with asyncio.timeout(10):
+                while len(node.opens) < 5:  # noqa: ASYNC110 - it looks at a node
+                    await asyncio.sleep(0.01)
+            other = group.create_task(reader(fleet, kit.request(99, 2, tenant="other")))
+            async with asyncio.timeout(10):
+                while len(node.opens) < 6:  # noqa: ASYNC110 - it looks at a node
+                    await asyncio.sleep(0.01)
+            assert [each.tenant for each in node.opens] == ["crowd"] * 5 + ["other"]
+            assert fleet.health().waiting == 7
+            for task in (*crowd, other):
+                task.cancel()
+
+    run(scenario())
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - it looks at nodes
+            await asyncio.sleep(0.01)
+
+
+def test_a_request_that_waits_for_a_large_window_does_not_stop_one_that_fits_a_free_node(
+    kit: Any, reader: Any
+) -> None:
+    async def scenario() -> None:
+        large = kit.node("large", lanes=1, step_s=0.05)
+        small = kit.node("small", lanes=1, step_s=0.05, window=1_000)
+        limits = FleetLimits(sessions_over_lanes=0)
+        async with (
+            kit.fleet(large, small, fleet_limits=limits) as fleet,
+            asyncio.TaskGroup() as group,
+        ):
+            tasks = [group.create_task(reader(fleet, kit.request(1, 2_000)))]
+            await until(lambda: len(large.opens) == 1)
+            tasks.append(group.create_task(reader(fleet, kit.request(2, 2_000))))
+            await until(lambda: fleet.health().waiting == 1)
+            tasks.append(group.create_task(reader(fleet, kit.request(3, 500))))
+            await until(lambda: len(small.opens) == 1)
+            assert len(large.opens) == 1
+            for task in tasks:
+                task.cancel()
+
+    run(scenario())
+
+
+def test_a_look_at_the_queue_asks_once_for_all_of_a_kind_also_while_a_node_is_down(
+    kit: Any, reader: Any, monkeypatch: Any
+) -> None:
+    # found at 200 streams of `bench scenario kill`: with a dead node each token made the head judge everyone who waited
+    async def scenario() -> None:
+        nodes = [kit.node(name, lanes=1, step_s=0.05) for name in "ab"]
+        limits = FleetLimits(sessions_over_lanes=0)
+        async with kit.fleet(*nodes, fleet_limits=limits) as fleet, asyncio.TaskGroup() as group:
+            await nodes[1].die()
+            tasks = [group.create_task(reader(fleet, kit.request(n, 400))) for n in range(20)]
+            await until(lambda: fleet.health().waiting == 19)
+            desk, asked = fleet._runner._desk, []
+            place = desk.place
+
+            def counted(*each: Any) -> Any:
+                asked.append(each)
+                return place(*each)
+
+            monkeypatch.setattr(desk, "place", counted)
+            fleet._runner.pump()
+            assert len(asked) == 1
+            for task in tasks:
+                task.cancel()
+
+    run(scenario())

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from superfluid_core.session import TokenLogprobs
 from superfluid_head.text.channel import Channel, ChannelOptions, Delta
 from superfluid_head.text.detokenizer import Detokenizer
+from superfluid_head.text.dialects.dialect import Dialect, Reading
+from superfluid_head.text.dialects.events import Tool
 
 END = b"<|im_end|>"
 
@@ -33,12 +35,9 @@ def run(channel: Channel, ids: list[int], sizes: list[int] | None = None) -> lis
     steps = iter(sizes or [])
     while at < len(ids) and not channel.is_stopped:
         size = next(steps, 1)
-        delta = channel.push(ids[at : at + size])
+        deltas += channel.push(ids[at : at + size])
         at += size
-        if delta is not None:
-            deltas.append(delta)
-    last = channel.finish()
-    return deltas if last is None else [*deltas, last]
+    return [*deltas, *channel.finish()]
 
 
 def text(deltas: list[Delta]) -> str:
@@ -57,7 +56,7 @@ def test_o02_nothing_of_a_stop_string_gets_out_and_the_count_ends_at_its_last_to
     deltas = run(channel, pieces.ids)
     assert text(deltas) == "ABC"
     assert (deltas[-1].stop, deltas[-1].count) == ("DEFGHIJ", 5)
-    assert channel.push([5]) is None
+    assert channel.push([5]) == ()
 
 
 def test_o03_text_that_was_held_is_delivered_at_the_end() -> None:
@@ -121,13 +120,10 @@ def test_tokens_ride_with_the_last_character_of_their_text() -> None:
     given_probs = [TokenLogprobs(-float(i)) for i in pieces.ids]
     seen = []
     for token in pieces.ids:
-        delta = channel.push([token], [given_probs[token]])
-        if delta is not None:
-            seen.append((delta.text, [sampled.token for sampled in delta.tokens]))
+        deltas = channel.push([token], [given_probs[token]])
+        seen += [(delta.text, [sampled.token for sampled in delta.tokens]) for delta in deltas]
     assert seen == [("ok", [0]), ("😀", [1, 2]), (" ", []), ("STx", [3, 4, 5])]
-    last = channel.finish()
-    assert last is not None
-    assert last.tokens == ()
+    assert [last.tokens for last in channel.finish()] == [()]
 
 
 def test_tokens_of_the_stop_string_are_not_delivered() -> None:
@@ -175,3 +171,78 @@ def test_without_stops_the_text_is_the_plain_decode_and_tokens_spell_it(parts: l
     deltas = run(pieces.channel(keep_tokens=True), pieces.ids)
     assert text(deltas) == b"".join(parts).decode("utf-8", "replace")
     assert [sampled.token for delta in deltas for sampled in delta.tokens] == pieces.ids
+
+
+WORDS = ("<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "now", "arguments": ', "{}", "}", "a", " ", "\n", "ST", "OP", "<", "😀")  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=14),
+    st.lists(st.sampled_from(["STOP", "a", "<tool", "\n\n", "}"]), max_size=2),
+    st.lists(st.integers(1, 5), max_size=14),
+    st.integers(0, 6),
+    st.booleans(),
+)
+def test_with_a_dialect_too_the_grouping_of_ids_does_not_matter(
+    words: list[str], stops: list[str], sizes: list[int], minimum: int, include: bool
+) -> None:
+    pieces = Pieces(*words)
+
+    def outcome(groups: list[int]) -> tuple[object, ...]:
+        reader = Dialect("hermes", "think").reader(Reading({"now": Tool("now")}))
+        detokenizer = Detokenizer(lambda token: pieces.bytes[token], pieces.special_ids)
+        options = ChannelOptions(tuple(stops), frozenset(), minimum, include, True)
+        channel = Channel(detokenizer, options, reader)
+        deltas = run(channel, pieces.ids, groups)
+        thoughts = "".join(delta.reasoning for delta in deltas)
+        calls = [(d.call.order, d.call.name) for d in deltas if d.call and d.call.name]
+        arguments = "".join(d.call.arguments for d in deltas if d.call)
+        tokens = [sampled.token for delta in deltas for sampled in delta.tokens]
+        stop = channel.stop and (channel.stop.stop, channel.stop.count)
+        counts = channel.calls.complete, channel.calls.broken, channel.reasoning_count
+        assert all(bool(d.text) + bool(d.reasoning) + bool(d.call) <= 1 for d in deltas)
+        return text(deltas), thoughts, calls, arguments, tokens, stop, counts
+
+    one_by_one = outcome([])
+    assert outcome(sizes) == one_by_one
+    assert outcome([len(words)]) == one_by_one
+
+
+def test_white_space_before_markup_is_dropped_and_at_the_end_it_is_delivered() -> None:
+    for words, content in (
+        (("a", "\n", "\n", '<tool_call>{"name": "now"}</tool_call>', "\n"), "a"),
+        (("a", " \n", "b", "\n", " "), "a \nb\n "),
+    ):
+        pieces = Pieces(*words)
+        reader = Dialect("hermes").reader(Reading({"now": Tool("now")}))
+        detokenizer = Detokenizer(lambda token, p=pieces: p.bytes[token], frozenset())  # type: ignore[misc]
+        deltas = run(Channel(detokenizer, ChannelOptions(), reader), pieces.ids)
+        assert text(deltas) == content
+
+
+def test_a_stop_string_is_heard_in_white_space_that_waits() -> None:
+    pieces = Pieces("a", "\n", "\n", "\n", "b")
+    reader = Dialect("hermes").reader(Reading({"now": Tool("now")}))
+    detokenizer = Detokenizer(lambda token: pieces.bytes[token], frozenset())
+    channel = Channel(detokenizer, ChannelOptions(stops=("\n\n",)), reader)
+    seen = [channel.push([token]) for token in pieces.ids[:3]]
+    assert channel.stop is not None
+    assert channel.stop.count == 3
+    assert "".join(delta.text for deltas in seen for delta in deltas) == "a"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(chunk, st.just(END)), max_size=12), st.booleans(), st.integers(-1, 11))
+def test_an_answer_of_which_nothing_is_asked_is_the_same_on_its_short_way(
+    vocabulary: list[bytes], skip: bool, end: int
+) -> None:
+    pieces = Pieces(*vocabulary)
+    ends = frozenset({end})
+    short, long = (
+        pieces.channel(skip_special=skip, stop_ids=ends, stops=stops)
+        for stops in ((), ("no such text",))
+    )
+    ids = pieces.ids[: end + 1] if 0 <= end < len(vocabulary) else pieces.ids
+    assert text(run(short, ids)) == text(run(long, ids))
+    assert short.count == long.count

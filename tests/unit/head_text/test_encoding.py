@@ -139,8 +139,8 @@ def test_real_tokens_of_any_text_come_back_as_that_text(demo: TextModel) -> None
         ids = tokenizer.encode(sample, allow_special=False)
         detokenizer = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
         channel = Channel(detokenizer, ChannelOptions(stops=("\u2603",)))
-        deltas = [channel.push([token]) for token in ids] + [channel.finish()]
-        assert "".join(delta.text for delta in deltas if delta) == sample
+        steps = [*(channel.push([token]) for token in ids), channel.finish()]
+        assert "".join(delta.text for step in steps for delta in step) == sample
 
 
 class Nodes:

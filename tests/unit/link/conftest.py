@@ -73,14 +73,16 @@ class Fleet:
             finally:
                 await self.listener.close()
 
-    async def dial(self, keys: Credentials | None = None, **changes: Any) -> Link:
+    async def dial(
+        self, keys: Credentials | None = None, head: str = "head-1", **changes: Any
+    ) -> Link:
         """Dial with the node's own keys unless told otherwise."""
         limits = replace(LinkLimits(), **changes)
         return await dial(
             "127.0.0.1",
             self.port,
             keys=keys or self.keys,
-            hello=Hello(0, ("embed", "prefix"), "head-1"),
+            hello=Hello(0, ("embed", "prefix"), head),
             limits=limits,
             clock=SystemClock(),
         )

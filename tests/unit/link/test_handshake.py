@@ -25,6 +25,8 @@ from superfluid_core.link import tls
 from superfluid_core.link.dial import DialError, dial
 from superfluid_core.link.keys import FleetKeys, keys_from_secrets
 from superfluid_core.wire import codec
+from superfluid_core.wire.frames import HEADER
+from superfluid_core.wire.messages import Hello, Renew
 from superfluid_core.wire.schema import Role
 from tests.unit.link.knocks import (
     HELLO,
@@ -314,8 +316,8 @@ def test_older_tls_and_other_protocols_are_refused_by_the_node(
 def test_the_wall_clock_does_not_matter(keys: FleetKeys) -> None:
     leaf = tls.leaf_certificate(keys, Role.NODE, "n", Ed25519PrivateKey.generate())
     for certificate in (leaf, *(authority.certificate for authority in keys.authorities)):
-        assert certificate.not_valid_before_utc.year == 2000
-        assert certificate.not_valid_after_utc.year == 9999
+        assert certificate.not_valid_before_utc <= datetime(1990, 1, 1, tzinfo=UTC)
+        assert certificate.not_valid_after_utc >= datetime(2099, 12, 31, tzinfo=UTC)
 
 
 def test_contexts_accept_only_good_identities(keys: FleetKeys) -> None:
@@ -335,6 +337,35 @@ def test_where_there_are_no_memory_files_a_private_one_is_used(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert tls.server_context(keys, "n").cert_store_stats()["x509_ca"] == 1
     assert list(tmp_path.glob("superfluid-*")) == []
+
+
+def test_a_later_minor_and_features_that_nobody_knows_are_negotiated_away(
+    keys: FleetKeys, make_fleet: Any
+) -> None:
+    """What N and N-1 say to each other: the lower minor, the features of both; optional frames of a later one are skipped."""
+    later = Hello(255, ("embed", "of-a-later-minor", "conns-4"), "head-1")
+    optional = HEADER.pack(5, 0x80, 0, 2, 77) + b"\xc1\xc1abc"
+
+    async def main() -> None:
+        async with make_fleet(keys).serving() as fleet:
+            link = await dial(
+                "127.0.0.1",
+                fleet.port,
+                keys=keys,
+                hello=later,
+                limits=LinkLimits(),
+                clock=SystemClock(),
+            )
+            (theirs,) = fleet.links
+            for end in (link, theirs):
+                assert (end.minor, end.features) == (0, {"embed"})
+            assert link.transport is not None
+            link.transport.write(optional + codec.encode(Renew(7)) + optional)
+            assert await theirs.receive() == Renew(7)
+            assert theirs.is_open
+            await link.close("done")
+
+    asyncio.run(main())
 
 
 # --- without a key --------------------------------------------------------------------------------

@@ -208,9 +208,32 @@ def test_a_pause_of_ours_is_noticed_and_forgiven() -> None:
     assert [pause.has_paused(now * MS) for now in (1250, 1251)] == [False, True]
     live = Liveness(LIMITS, 0)
     assert live.verdict(0, 1) is Verdict.ALIVE
-    live.forgive(60 * SECOND)
+    live.forgive(60 * SECOND, 60 * SECOND)
     assert live.verdict(60 * SECOND, 1) is Verdict.ALIVE
     assert live.verdict(63 * SECOND, 1) is Verdict.DEAD
+
+
+def test_pauses_of_ours_do_not_keep_a_dead_node_alive() -> None:
+    # each pause once began the three seconds anew: a head short of time found a frozen node out after eleven
+    live = Liveness(LIMITS, 0)
+    assert live.verdict(0, 1) is Verdict.ALIVE
+    verdicts = []
+    for awake_s in range(1, 5):
+        now_ns = (3 * awake_s) * SECOND  # a second awake, two asleep
+        live.forgive(2 * SECOND, now_ns)
+        verdicts.append(live.verdict(now_ns, 1))
+    assert verdicts == [Verdict.SUSPECT, Verdict.SUSPECT, Verdict.SUSPECT, Verdict.SUSPECT]
+    assert live.verdict(13 * SECOND, 1) is Verdict.DEAD
+
+
+def test_after_a_pause_of_ours_everyone_has_a_moment_to_be_heard() -> None:
+    live = Liveness(LIMITS, 0)
+    assert live.verdict(0, 1) is Verdict.ALIVE
+    live.forgive(2 * SECOND, 4_900 * MS)  # it was silent for 2.9 s before
+    assert live.verdict(4_900 * MS, 1) is Verdict.SUSPECT
+    assert live.verdict(5_800 * MS, 1) is Verdict.SUSPECT
+    live.on_bytes(5_850 * MS)
+    assert live.verdict(5_900 * MS, 1) is Verdict.ALIVE
 
 
 # --- the timer of a link --------------------------------------------------------------------------

@@ -191,17 +191,32 @@ def test_a_node_may_not_take_another_ones_name(keys: FleetKeys, make_fleet: Any)
 def test_heads_are_bounded(keys: FleetKeys, make_fleet: Any) -> None:
     async def main() -> None:
         async with make_fleet(keys, LinkLimits(heads_max=2)).serving() as fleet:
-            first = await fleet.dial()
-            second = await fleet.dial()
-            error = await cause_of(fleet)
+            first = await fleet.dial(head="head-1")
+            second = await fleet.dial(head="head-2")
+            error = await cause_of(fleet, head="head-3")
             assert error.code is ErrorCode.OVERLOADED
+            assert error.cause == "refused: too many heads (overloaded)"
             await first.close("done")
             await asyncio.sleep(0.05)
-            third = await fleet.dial()
+            third = await fleet.dial(head="head-3")
             assert second.is_open
             assert third.is_open
             await second.close("done")
             await third.close("done")
+
+    asyncio.run(main())
+
+
+def test_the_links_of_one_head_are_bounded(keys: FleetKeys, make_fleet: Any) -> None:
+    async def main() -> None:
+        async with make_fleet(
+            keys, LinkLimits(heads_max=1, links_per_head_max=2)
+        ).serving() as fleet:
+            links = [await fleet.dial(), await fleet.dial()]
+            error = await cause_of(fleet)
+            assert error.cause == "refused: too many links of this head (overloaded)"
+            for link in links:
+                await link.close("done")
 
     asyncio.run(main())
 

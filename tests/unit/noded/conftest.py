@@ -14,6 +14,7 @@ from superfluid_core.limits import LinkLimits
 from superfluid_core.link.dial import dial
 from superfluid_core.link.keys import keys_from_secrets
 from superfluid_core.link.link import Link, LinkClosedError
+from superfluid_core.link.tls import Credentials
 from superfluid_core.session import QosClass, SamplingParams
 from superfluid_core.wire.messages import (
     MINOR,
@@ -30,7 +31,7 @@ from superfluid_core.wire.messages import (
 from superfluid_noded.build import Built
 from superfluid_noded.config import Surroundings, build_config, read_settings
 from superfluid_noded.node import Node
-from superfluid_noded.recording import RecordFile
+from superfluid_noded.recording import Recordings
 
 KEYS = keys_from_secrets((b"k" * 32,))
 TEXTS = NumberedTexts(1024)
@@ -151,6 +152,8 @@ async def serving(
     files: dict[str, bytes] | None = None,
     flags: dict[str, Any] | None = None,
     fim: dict[str, Any] | None = None,
+    keys: Credentials = KEYS,
+    host: str = "127.0.0.1",
     **options: Any,
 ) -> AsyncIterator[NodeRig]:
     clock = JumpClock()
@@ -166,10 +169,10 @@ async def serving(
     record = (
         None
         if config.record is None
-        else RecordFile(config.record, has_content=config.record_content)
+        else Recordings(config.record, len(models), has_content=config.record_content)
     )
-    node = Node(config, models, KEYS, clock, record)
-    ((_, port),) = await node.listener.start("127.0.0.1", 0)
+    node = Node(config, models, keys, clock, record)
+    ((_, port),) = await node.listener.start(host, 0)
     async with asyncio.TaskGroup() as group:
         tasks = [
             *(group.create_task(loop.run()) for loop in node.loops),

@@ -372,7 +372,9 @@ def test_a_renewal_from_the_future_is_a_breach_that_ends_the_link() -> None:
     check(body, decode_rate=100.0)
 
 
-def test_a_drain_lets_sessions_finish_and_refuses_new_ones_and_new_links() -> None:
+def test_a_drain_that_a_head_orders_lets_sessions_finish_and_refuses_new_ones_of_all_heads() -> (
+    None
+):
     async def body(rig: NodeRig) -> None:
         head = await rig.link()
         head.open(1, max_output=30)
@@ -384,13 +386,62 @@ def test_a_drain_lets_sessions_finish_and_refuses_new_ones_and_new_links() -> No
         refusal = head.refused(2)
         assert refusal is not None
         assert refusal.code is ErrorCode.DRAINING
-        with pytest.raises(DialError, match="draining"):
-            await rig.link("head-2")
+        other = await rig.link("head-2")
+        await other.until(lambda: (status := other.status()) is not None and status.draining)
+        other.open(3)
+        await other.until(lambda: other.refused(3))
         await head.until(lambda: head.is_finished(1))
         assert not head.of(Goaway)
         assert head.link.is_open
 
     check(body, decode_rate=100.0)
+
+
+def test_any_head_ends_a_drain_and_sessions_are_taken_again() -> None:
+    async def body(rig: NodeRig) -> None:
+        head, other = await rig.link(), await rig.link("head-2")
+        head.link.send(DrainOrder(60_000))
+        await other.until(lambda: (status := other.status()) is not None and status.draining)
+        other.link.send(DrainOrder(None))
+        await head.until(lambda: (status := head.status()) is not None and not status.draining)
+        head.open(1)
+        await head.until(lambda: head.is_finished(1))
+        assert not rig.node.scheduler.stats().draining
+
+    check(body)
+
+
+def test_a_node_that_leaves_takes_no_new_link_and_is_not_called_back() -> None:
+    async def body(rig: NodeRig) -> None:
+        head = await rig.link()
+        head.open(1, max_output=30)
+        await head.until(lambda: head.ids(1))
+        rig.node.agent.drain(60_000, leaving=True)
+        head.link.send(DrainOrder(None))
+        with pytest.raises(DialError, match="leaving"):
+            await rig.link("head-2")
+        head.open(2)
+        await head.until(lambda: head.refused(2) and head.is_finished(1))
+        assert rig.node.agent.is_draining
+
+    check(body, decode_rate=100.0)
+
+
+def test_who_has_no_lane_by_its_start_deadline_is_dropped_and_who_has_runs_on() -> None:
+    async def body(rig: NodeRig) -> None:
+        head = await rig.link()
+        head.open(1, max_output=40, start_deadline_ms=50)
+        await head.until(lambda: head.ids(1))
+        head.open(2, qos=QosClass.BACKGROUND, start_deadline_ms=50)
+        await head.until(lambda: head.closed(2))
+        closed = head.closed(2)
+        assert closed is not None
+        assert (closed.reason, closed.code) == (CloseReason.DEADLINE, ErrorCode.DEADLINE_EXCEEDED)
+        assert head.ids(2) == []
+        await head.until(lambda: head.is_finished(1))
+        assert len(head.ids(1)) == 40
+
+    check(body, lanes=1, decode_rate=100.0)
 
 
 def test_what_outlives_the_grace_of_a_drain_is_closed_as_drained() -> None:

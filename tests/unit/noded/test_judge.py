@@ -57,6 +57,11 @@ def test_more_output_than_the_window_holds_ends_at_the_window() -> None:
     assert spec.min_output == 29
 
 
+def test_so_does_the_deadline_for_the_start() -> None:
+    assert accepted(start_deadline_ms=700).start_deadline_ns == 700_000_005
+    assert accepted().start_deadline_ns is None
+
+
 def test_a_deadline_counts_from_the_receipt() -> None:
     assert accepted(deadline_ms=3).deadline_ns == 5 + 3_000_000
     assert accepted().deadline_ns is None

@@ -98,19 +98,45 @@ def test_a_pinned_prefix_outlives_what_pushes_everything_else_out() -> None:
         root = root_hash(KEYS.prefix_salt, tenant="t")
         names = tuple(block_chain(root, kept, 16))
         assert set(names) <= set(rig.node.scheduler.prefix_names())
-        head.link.send(Pin(names, 60_000))
-        await rig.until(lambda: rig.node.pins.blocks == 4)
+        head.link.send(Pin(names, 60_000, "alias"))
+        await rig.until(lambda: rig.node.pins[0].blocks == 4)
         for session in range(3, 13):
             head.open(session, prompt=tuple(range(session * 50, session * 50 + 160)), max_output=1)
             await head.until(partial(head.is_finished, session))
         here = set(rig.node.scheduler.prefix_names())
         assert set(names) <= here
         assert not set(block_chain(root, other, 16)) & here
-        assert rig.node.figures()["pins"]["blocks"] == 4
-        head.link.send(Unpin(names))
-        await rig.until(lambda: rig.node.pins.blocks == 0)
+        assert rig.node.figures()["pins"]["m"]["blocks"] == 4
+        head.link.send(Unpin(names, "m"))
+        await rig.until(lambda: rig.node.pins[0].blocks == 0)
 
     check(body, blocks=32)
+
+
+def test_each_model_has_pins_of_its_own_within_a_share_of_its_own_pool() -> None:
+    """The same tokens have the same name in both caches: the pin says whose cache it means."""
+    prompt = tuple(range(64))
+
+    async def body(rig: NodeRig) -> None:
+        head = await rig.link()
+        for session, model in enumerate(("m", "fim"), 1):
+            head.open(session, model=model, prompt=prompt, max_output=1)
+        await head.until(lambda: head.is_finished(1) and head.is_finished(2))
+        names = tuple(block_chain(root_hash(KEYS.prefix_salt, tenant="t"), prompt, 16))
+        main, fim = rig.node.pins
+        head.link.send(Pin(names, 60_000, "fim"))
+        await rig.until(lambda: fim.blocks == 4)
+        assert main.blocks == 0
+        assert (main.budget, fim.budget) == (256, 32)
+        told = rig.node.figures()["pins"]
+        assert (told["m"]["blocks"], told["alias"]["blocks"], told["fim"]["blocks"]) == (0, 0, 4)
+        head.link.send(Unpin(names, "m"))
+        head.link.send(Unpin(names[:1], "fim"))
+        await rig.until(lambda: fim.blocks == 3)
+        head.link.send(Pin(names, 60_000, "other"))
+        await rig.until(lambda: not rig.node.agent.roster.heads)
+
+    check(body, fim={"lanes": 2, "window": 256, "blocks": 64, "eos_probability": 0.0})
 
 
 def test_embeddings_are_refused_by_session_and_the_link_stays() -> None:

@@ -92,7 +92,7 @@ def told(head: FakeHead, count: int = 10_000) -> int:
 def test_each_link_gets_a_snapshot_and_then_every_change_once() -> None:
     early, late, deaf = FakeHead("prefix"), FakeHead("prefix"), FakeHead("files")
     roster, cache = FakeRoster(early=early, deaf=deaf), FakeCache()
-    reports: Any = PrefixReports(cache, roster)  # type: ignore[arg-type]
+    reports: Any = PrefixReports([cache], roster)  # type: ignore[arg-type]
     cache.change([name(1), name(2)])
     turn(reports)
     roster.heads[7] = late
@@ -107,7 +107,7 @@ def test_each_link_gets_a_snapshot_and_then_every_change_once() -> None:
 
 def test_a_large_snapshot_leaves_in_pieces_and_only_while_nothing_else_waits() -> None:
     head, cache = FakeHead("prefix"), FakeCache()
-    reports: Any = PrefixReports(cache, FakeRoster(head=head))  # type: ignore[arg-type]
+    reports: Any = PrefixReports([cache], FakeRoster(head=head))  # type: ignore[arg-type]
     cache.change([name(number) for number in range(10_000)])
     head.link.transport.waiting = 1 << 20
     turn(reports)
@@ -120,13 +120,13 @@ def test_a_large_snapshot_leaves_in_pieces_and_only_while_nothing_else_waits() -
 
 def test_a_link_that_does_not_keep_up_gets_a_new_snapshot_and_bounded_memory() -> None:
     head, cache = FakeHead("prefix"), FakeCache()
-    reports: Any = PrefixReports(cache, FakeRoster(head=head))  # type: ignore[arg-type]
+    reports: Any = PrefixReports([cache], FakeRoster(head=head))  # type: ignore[arg-type]
     turn(reports)
     head.link.transport.waiting = 1 << 20
     for number in range(3 * PENDING_MAX):
         cache.change([name(number)])
         turn(reports)
-    assert sum(len(each.pending) for each in reports._told.values()) == PENDING_MAX
+    assert sum(len(told.pending) for each in reports._told.values() for told in each) == PENDING_MAX
     head.link.transport.waiting = 0
     reports.send()
     turn(reports)
@@ -134,10 +134,23 @@ def test_a_link_that_does_not_keep_up_gets_a_new_snapshot_and_bounded_memory() -
     assert told(head) == 3 * PENDING_MAX
 
 
+def test_each_engine_has_reports_and_a_sequence_of_its_own() -> None:
+    head, main, fim = FakeHead("prefix"), FakeCache(), FakeCache()
+    reports: Any = PrefixReports([main, fim], FakeRoster(head=head))  # type: ignore[arg-type]
+    main.change([name(1)])
+    turn(reports)
+    fim.change([name(1), name(2)])
+    turn(reports)
+    fim.change([], [name(1)])
+    turn(reports)
+    sent = [(each.engine, each.sequence, each.snapshot) for each in head.link.sent]
+    assert sent == [(0, 1, True), (1, 1, True), (1, 2, False), (1, 3, False)]
+
+
 def test_a_link_that_is_gone_is_forgotten() -> None:
     head, cache = FakeHead("prefix"), FakeCache()
     roster = FakeRoster(head=head)
-    reports: Any = PrefixReports(cache, roster)  # type: ignore[arg-type]
+    reports: Any = PrefixReports([cache], roster)  # type: ignore[arg-type]
     turn(reports)
     roster.heads.clear()
     turn(reports)
@@ -148,7 +161,7 @@ def test_a_real_node_reports_the_names_that_a_head_makes_for_the_same_prompt() -
     prompt = tuple(range(32, 32 + 90))
 
     async def body(rig: NodeRig) -> None:
-        reports = PrefixReports(rig.node.scheduler, rig.node.agent.roster)
+        reports = PrefixReports([rig.node.scheduler], rig.node.agent.roster)
         hello = Hello(MINOR, ("prefix",), "head-9")
         link = await dial(
             "127.0.0.1",

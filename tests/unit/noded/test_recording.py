@@ -18,7 +18,7 @@ from superfluid_core.session import QosClass
 from superfluid_core.wire.messages import CancelSession, Pin, SetClass
 from superfluid_head.cli import command
 from superfluid_noded import recording
-from superfluid_noded.recording import RecordFile
+from superfluid_noded.recording import RecordFile, Recordings
 from tests.unit.noded.conftest import KEYS, NodeRig, check
 
 SHARED = tuple(range(300, 380))
@@ -38,7 +38,7 @@ async def busy_hour(rig: NodeRig) -> None:
     second.link.send(SetClass(8, 1, QosClass.INTERACTIVE))
     second.link.send(CancelSession(7, 1, "test"))
     names = tuple(block_chain(root_hash(KEYS.prefix_salt, tenant="t1"), SHARED, 16))
-    first.link.send(Pin(names, 60_000))
+    first.link.send(Pin(names, 60_000, "m"))
     await first.until(lambda: all(first.is_finished(session) for session in (1, 2, 3, 4)))
     await second.until(lambda: all(second.is_finished(session) for session in (5, 6, 8)))
     await third.until(lambda: third.is_finished(20))
@@ -77,6 +77,36 @@ def test_a_replay_makes_the_same_plans_and_effects(
     assert outcome.stats.prefix_hit_tokens > 0
     assert any(line.startswith('["pin"') for line in lines)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_second_model_has_a_recording_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "inputs.jsonl"
+
+    async def body(rig: NodeRig) -> None:
+        head = await rig.link()
+        for session, model in enumerate(("m", "fim", "fim", "m", "fim"), 1):
+            head.open(session, model=model, prompt=tuple(range(40 + session)), max_output=20)
+        await head.until(lambda: all(head.is_finished(session) for session in range(1, 6)))
+        names = tuple(block_chain(root_hash(KEYS.prefix_salt, tenant="t"), tuple(range(42)), 16))
+        head.link.send(Pin(names, 60_000, "fim"))
+        await rig.until(lambda: rig.node.pins[1].blocks == 2)
+
+    fim = {"lanes": 1, "window": 256, "blocks": 64, "eos_probability": 0.0}
+    check(body, flags={"record": str(file)}, fim=fim)
+    for path, sessions, pins in ((file, 2, 0), (tmp_path / "inputs.jsonl.fim", 3, 2)):
+        lines = path.read_text().splitlines()
+        outcome = replay(lines)
+        assert (outcome.diverged_at, outcome.is_whole) == (None, True)
+        assert outcome.stats.accepted == sessions
+        assert sum(line.startswith('["pin"') for line in lines) == pins
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_recording_that_exists_is_not_overwritten_whichever_model_s_it_is(tmp_path: Path) -> None:
+    (tmp_path / "r.fim").write_text("kept")
+    with pytest.raises(ConfigError, match=r"r\.fim"):
+        Recordings(tmp_path / "r", 2, has_content=False)
+    assert (tmp_path / "r.fim").read_text() == "kept"
 
 
 def test_without_content_no_id_and_no_name_can_be_read(tmp_path: Path) -> None:
@@ -121,7 +151,7 @@ def test_a_recording_without_its_end_is_replayed_as_far_as_it_goes(tmp_path: Pat
 
 @pytest.mark.parametrize(
     "lines",
-    [[], ["{}"], ["nothing"], ['{"format":"other/1"}'], ['{"format":"superfluid-recording/1"}']],
+    [[], ["{}"], ["nothing"], ['{"format":"other/1"}'], ['{"format":"superfluid-recording/2"}']],
 )
 def test_what_is_no_recording_is_refused(lines: list[str]) -> None:
     with pytest.raises(RecordingError, match="recording"):

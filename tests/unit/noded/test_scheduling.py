@@ -19,6 +19,8 @@ from superfluid_core.scheduler.rules import (
     Victim,
 )
 from superfluid_core.session import QosClass
+from superfluid_core.wire.announced import tenant_lanes_of
+from superfluid_noded.answers import FEATURES, NodeCard
 from superfluid_noded.config import OPTIONS, Surroundings, build_config, read_settings
 from superfluid_noded.scheduling import (
     FairWeights,
@@ -136,3 +138,10 @@ def test_texts_become_values_and_back() -> None:
     weights = parse_fair_weights("prompt=3")
     assert weights == FairWeights(3, 2)
     assert parse_fair_weights(str(weights)) == weights
+
+
+def test_a_cap_on_tenants_is_announced_to_heads_and_no_cap_is_not() -> None:
+    assert NodeCard("n", "b", ()).features == FEATURES
+    capped = NodeCard("n", "b", (), tenant_lanes=3).features
+    assert tenant_lanes_of(capped) == 3
+    assert set(FEATURES) < set(capped)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from superfluid_core.blockhash import block_chain, root_hash
@@ -102,6 +102,7 @@ def test_a_node_that_left_leaves_nothing_and_its_place_is_used_again() -> None:
     assert known.depths(CHAIN) == {"b": 2, "c": 3}
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from("abcdef"), st.integers(0, 40), st.integers(0, 2)), max_size=30

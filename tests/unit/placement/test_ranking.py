@@ -188,14 +188,14 @@ def test_one_node_that_measured_nothing_does_not_make_others_be_looked_at_for_ea
     view.nodes["n0"].load = Load(blocks=100_000)
     choose(view, kit.request(), Policy.LOAD_AWARE, LIMITS, draw=0.0, now_ns=0)
     assert view.ranking is not None
-    before = view.ranking.rates
+    before = view.ranking.models["m"].rates
     view.nodes["n5"].load = replace(view.nodes["n5"].load, prefill_rate=1.0)
     choose(view, kit.request(), Policy.LOAD_AWARE, LIMITS, draw=0.0, now_ns=0)
-    assert view.ranking.rates is before
+    assert view.ranking.models["m"].rates is before
     for i in range(6, 10):
         view.nodes[f"n{i}"].load = replace(view.nodes[f"n{i}"].load, prefill_rate=1.0)
     choose(view, kit.request(), Policy.LOAD_AWARE, LIMITS, draw=0.0, now_ns=0)
-    assert view.ranking.rates is not before
+    assert view.ranking.models["m"].rates is not before
 
 
 def test_a_large_fleet_keeps_the_best_it_looked_at_and_a_small_one_everybody(kit: Any) -> None:

@@ -1,12 +1,13 @@
-"""What `receive` and `plan` cost at 256 lanes, over queue lengths. A script, not a test: it prints CPU time.
+"""What `receive` and `plan` cost at 256 lanes, over queue lengths. A script, not a test: it prints CPU time, and draws it.
 
-python -m tests.unit.scheduler.bench_plan [lanes] [ticks]
+python -m tests.unit.scheduler.bench_plan [--lanes 256] [--ticks 300] [--plot FILE.png|FILE.html]
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
-import sys
+from collections.abc import Sequence
 from time import process_time_ns
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ from superfluid_core.limits import SchedulerLimits
 from superfluid_core.scheduler.plan import StepDone, Submit, TickDone, TickOutcome
 from superfluid_core.scheduler.scheduler import PoolShape, Scheduler
 from superfluid_core.session import QosClass
+from superfluid_core.simulator.plot.chart import Bar, draw_bars
+from superfluid_core.simulator.plot.files import check_plot_path, write_plot
+from superfluid_core.simulator.plot.shapes import Picture
 from tests.unit.scheduler.rig import MS, spec
 
 QUEUES = (0, 256, 1024, 4096, 16384)
@@ -72,22 +76,65 @@ def at(values: list[int], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))] / 1000
 
 
-def run(lanes: int = 256, ticks: int = 300) -> None:
-    print(f"{lanes} lanes decode, {ticks} ticks of one step, CPU us (median; total also p99):")
-    for queued in QUEUES:
-        bench = Bench(lanes, queued)
-        gc.collect()
-        costs = [bench.tick() for _ in range(ticks)]
-        assert bench.scheduler.stats().lanes_decoding == lanes
-        totals = [cost.total for cost in costs]
-        print(
-            f"  queue {queued:6}: submit {bench.submit_us:5.1f}"
-            f"  plan {at([cost.plan for cost in costs], 0.5):5.0f}"
-            f"  StepDone {at([cost.step for cost in costs], 0.5):5.0f}"
-            f"  TickDone {at([cost.done for cost in costs], 0.5):4.0f}"
-            f"  receive+plan {at(totals, 0.5):5.0f} p99 {at(totals, 0.99):5.0f}"
+class Row(NamedTuple):
+    """All ticks at one queue length; `collections` counts the garbage collector's looks meanwhile."""
+
+    queued: int
+    submit_us: float
+    costs: list[Cost]
+    collections: int
+
+    def us(self, share: float) -> float:
+        return at([cost.total for cost in self.costs], share)
+
+    def line(self) -> str:
+        return (
+            f"  queue {self.queued:6}: submit {self.submit_us:5.1f}"
+            f"  plan {at([cost.plan for cost in self.costs], 0.5):5.0f}"
+            f"  StepDone {at([cost.step for cost in self.costs], 0.5):5.0f}"
+            f"  TickDone {at([cost.done for cost in self.costs], 0.5):4.0f}"
+            f"  receive+plan {self.us(0.5):5.0f} p99 {self.us(0.99):5.0f}"
+            f"  collections {self.collections}"
         )
 
 
+def measure(lanes: int, ticks: int, queued: int) -> Row:
+    bench = Bench(lanes, queued)
+    gc.collect()
+    before = sum(each["collections"] for each in gc.get_stats())
+    costs = [bench.tick() for _ in range(ticks)]
+    looks = sum(each["collections"] for each in gc.get_stats()) - before
+    assert bench.scheduler.stats().lanes_decoding == lanes
+    return Row(queued, bench.submit_us, costs, looks)
+
+
+def pictures(lanes: int, rows: Sequence[Row]) -> list[Picture]:
+    """A bar per queue length: flat bars are the point."""
+    drawn = []
+    for name, share in (("median", 0.5), ("p99", 0.99)):
+        bars = [
+            Bar(f"{row.queued} queued", row.us(share), f"{row.us(share):.0f} us") for row in rows
+        ]
+        drawn.append(draw_bars(f"receive + plan of {lanes} decoding lanes, CPU, {name}", bars))
+    return drawn
+
+
+def run(lanes: int, ticks: int, plot: str | None) -> None:
+    if plot is not None:
+        check_plot_path(plot)
+    print(f"{lanes} lanes decode, {ticks} ticks of one step, CPU us (median; total also p99):")
+    rows = []
+    for queued in QUEUES:
+        rows.append(measure(lanes, ticks, queued))
+        print(rows[-1].line())
+    if plot is not None:
+        text = "\n".join(row.line() for row in rows)
+        write_plot(plot, "What a tick costs", pictures(lanes, rows), text)
+
+
 if __name__ == "__main__":
-    run(*(int(each) for each in sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lanes", type=int, default=256)
+    parser.add_argument("--ticks", type=int, default=300)
+    parser.add_argument("--plot", metavar="FILE.png|FILE.html")
+    run(**vars(parser.parse_args()))

@@ -14,6 +14,7 @@ from superfluid_core.scheduler.plan import (
     Accepted,
     Effect,
     Emit,
+    Emits,
     Finish,
     Input,
     Interrupt,
@@ -151,14 +152,14 @@ class FakeEngine:
         plan = self.plan
         assert plan is not None
         composer = self.begin()
-        rows = composer.next_step()
-        if not rows:
+        step = composer.next_step()
+        if step is None:
             return None
         plans = {lane.lane: lane for lane in plan.lanes}
         sampled: dict[int, int] = {}
         prefilled: list[tuple[int, int]] = []
         tokens = 0
-        for row in rows:
+        for row in step.rows():
             lane = plans[row.lane]
             start = self.rows[row.lane]
             for offset, token in enumerate(row.inputs):
@@ -176,7 +177,7 @@ class FakeEngine:
                 assert self.outputs[row.lane] == row.output_index, "the row was not started"
                 self.outputs[row.lane] += 1
                 sampled[row.lane] = token_after(context, start.spec.sampling.seed)
-        composer.commit(rows, sampled)
+        composer.commit(list(sampled), list(sampled.values()))
         for number, token in sampled.items():
             if token in self.rows[number].spec.stop_ids:
                 composer.drop(number)
@@ -226,7 +227,7 @@ class Rig:
         self.emitted: dict[SessionKey, list[int]] = {}
         self.finished: dict[SessionKey, Finish] = {}
         self.rejected: dict[SessionKey, Reject] = {}
-        self.log: list[Effect] = []
+        self.log: list[Effect | Emit] = []
         self.must_stop = False
         self.started: list[int] = []
 
@@ -238,7 +239,8 @@ class Rig:
                 self.specs[each.spec.key] = each.spec
         effects = self.scheduler.receive(inputs, self.now_ns)
         for effect in effects:
-            self._judge(effect)
+            for row in effect if isinstance(effect, Emits) else (effect,):
+                self._judge(row)
         check(self)
         return effects
 
@@ -318,7 +320,8 @@ class Rig:
                 assert [*of.delivered, *self.emitted.get(name, [])] == outputs
                 assert finish.reason is reason
 
-    def _judge(self, effect: Effect) -> None:
+    def _judge(self, effect: Effect | Emit) -> None:
+        assert not isinstance(effect, Emits), "columns are judged row by row"
         self.log.append(effect)
         if isinstance(effect, Interrupt):
             assert self.engine.plan is not None

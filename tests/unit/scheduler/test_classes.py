@@ -303,11 +303,18 @@ def test_a_fair_queue_lets_a_newcomer_tenant_pass_a_backlog() -> None:
     assert [each for each in order if each < 7] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_tenant_of_twice_the_weight_gets_twice_the_turns() -> None:
-    rules = Rules(queue_order=QueueOrder.FAIR, tenant_weights=(("heavy", 2),))
+@pytest.mark.parametrize(
+    ("own", "sent"),
+    [((("heavy", 2),), 1), ((), 2), ((("heavy", 2),), 50)],
+    ids=["the node's own", "sent with the sessions", "the node's own goes first"],
+)
+def test_a_tenant_of_twice_the_weight_gets_twice_the_turns(
+    own: tuple[tuple[str, int], ...], sent: int
+) -> None:
+    rules = Rules(queue_order=QueueOrder.FAIR, tenant_weights=own)
     rig = Rig(ONE_LANE, rules=rules)
     rig.submit(*(spec(number, 10, 5, tenant="light") for number in range(1, 13)))
-    rig.submit(*(spec(number, 10, 5, tenant="heavy") for number in range(21, 33)))
+    rig.submit(*(spec(number, 10, 5, tenant="heavy", weight=sent) for number in range(21, 33)))
     rig.run()
     first = rig.order()[:12]
     assert sum(1 for number in first if number > 20) == 8

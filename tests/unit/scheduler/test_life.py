@@ -11,6 +11,7 @@ from superfluid_core.scheduler.plan import (
     Cancel,
     Drain,
     Emit,
+    Emits,
     Finish,
     Interrupt,
     LaneFault,
@@ -55,7 +56,30 @@ def test_s2_the_first_token_leaves_with_the_step_that_made_it() -> None:
     second = rig.step()
     assert second is not None
     assert isinstance(second[0], Progress)
-    assert isinstance(second[1], Emit)
+    assert isinstance(second[1], Emits)
+    assert [row.index for row in second[1]] == [0]
+
+
+def test_who_is_cancelled_between_two_equal_steps_says_nothing_more() -> None:
+    rig = Rig()
+    rig.submit(spec(1, 10, 40), spec(2, 10, 40))
+    # an engine that has not been measured yet gets ticks of one step
+    while (plan := rig.launch()) is not None and min(each.grant for each in plan.lanes) < 5:
+        while rig.step() is not None:
+            pass
+        rig.end()
+    for _ in range(2):
+        effects = rig.step()
+        assert effects is not None
+        assert [type(each) for each in effects] == [Emits]
+    rig.give(Cancel(key(1)))
+    said = len(rig.output(1)), len(rig.output(2))
+    # the engine hears of it after the step that it runs now
+    assert rig.step() is not None
+    assert (len(rig.output(1)), len(rig.output(2))) == (said[0], said[1] + 1)
+    rig.end(TickOutcome.INTERRUPTED)
+    rig.run()
+    rig.expect_oracle()
 
 
 def test_at_most_one_plan_is_in_flight() -> None:
@@ -259,6 +283,11 @@ def test_draining_refuses_newcomers_and_lets_the_others_run_on() -> None:
     rig.run()
     assert rig.reason(1) is FinishReason.LENGTH
     assert rig.scheduler.stats().draining
+    rig.give(Drain(is_over=True))
+    rig.submit(spec(3))
+    rig.run()
+    assert rig.reason(3) is FinishReason.LENGTH
+    assert not rig.scheduler.stats().draining
 
 
 def test_what_an_interrupted_tick_did_not_reach_is_planned_again() -> None:

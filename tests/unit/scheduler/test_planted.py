@@ -116,14 +116,15 @@ def the_taken_lane_is_not_announced(patch: pytest.MonkeyPatch) -> None:
 
 
 def tokens_of_the_ended_are_emitted(patch: pytest.MonkeyPatch) -> None:
-    original = Lanes.release
+    original = State._leave_lane
 
-    def release(self: Lanes, session: Session) -> None:
-        lane = session.lane
-        original(self, session)
-        session.lane = lane
+    def leave(self: State, session: Session, *, is_tainted: bool = False) -> None:
+        flight, lane = self.flight, session.lane
+        original(self, session, is_tainted=is_tainted)
+        if flight is not None and lane in (each.lane for each in flight.plan.lanes):
+            flight.lanes[lane] = session
 
-    patch.setattr(Lanes, "release", release)
+    patch.setattr(State, "_leave_lane", leave)
 
 
 def a_cancelled_session_stays_queued(patch: pytest.MonkeyPatch) -> None:

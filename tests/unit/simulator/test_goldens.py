@@ -95,10 +95,14 @@ KNOWN: dict[str, dict[str, str]] = {
     "swap-or-recompute": {
         "swap 2,000 tokens": "16.6 ms",
         "recompute 2,000 tokens": "388.9 ms",
-        "swap pays from": "40 tokens",
-        "auto at 31.5 GB/s chooses": "swap",
-        "auto at 1 GB/s chooses": "recompute",
-        "auto swaps above a host link of": "1.35 GB/s",
+        "a copy takes beside its bytes": "0.010 ms",
+        "8 tokens at 31.5 GB/s": "0.087 ms against 0.002 ms: auto chooses recompute",
+        "38 tokens at 31.5 GB/s": "0.336 ms against 0.186 ms: auto chooses recompute",
+        "39 tokens at 31.5 GB/s": "0.345 ms against 0.381 ms: auto chooses swap",
+        "2000 tokens at 31.5 GB/s": "16.664 ms against 381.660 ms: auto chooses swap",
+        "auto at 31.5 GB/s swaps from": "39 tokens",
+        "2000 tokens at 1 GB/s": "524.308 ms against 381.660 ms: auto chooses recompute",
+        "auto at 1 GB/s swaps from": "no length",
     },
     "tenants": {
         "fifo: B finishes at": "40, 40",

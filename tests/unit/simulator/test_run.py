@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from superfluid_core.engine.compose import Step
+from superfluid_core.errors import ConfigError
 from superfluid_core.kv.blocks import PoolShape
 from superfluid_core.limits import SchedulerLimits
+from superfluid_core.scheduler.plan import Cancel, Effect, Submit, TickPlan
+from superfluid_core.scheduler.rules import PreemptMode, Rules
+from superfluid_core.scheduler.scheduler import Scheduler
 from superfluid_core.session import QosClass
-from superfluid_core.simulator.flags import MS, Flags
+from superfluid_core.simulator.flags import MS, Flags, set_flag
+from superfluid_core.simulator.node import VirtualNode
 from superfluid_core.simulator.records import RunResult
 from superfluid_core.simulator.report import as_json
-from superfluid_core.simulator.run import run_case
+from superfluid_core.simulator.run import run_case, spec_of
 from superfluid_core.simulator.scenario import Arrival, Case
 
 FOUR = Flags(limits=SchedulerLimits(lanes=4))
@@ -118,3 +125,68 @@ def test_the_timeline_says_what_each_step_was_made_of() -> None:
     assert (first.decoding, first.prompts, first.finished) == ((), (("a", 3),), [])
     assert (second.decoding, second.prompts, second.finished) == (("a",), (("b", 2),), ["a", "b"])
     assert first.used + first.free == FOUR.pool.blocks
+
+
+class _Nobody:
+    """Looks on and keeps nothing but the plans."""
+
+    def __init__(self) -> None:
+        self.plans: list[TickPlan] = []
+
+    def on_plan(self, plan: TickPlan, scheduler: Scheduler) -> None:
+        self.plans.append(plan)
+
+    def on_step(self, step: Step, start_ns: int, end_ns: int) -> None:
+        assert len(step)
+
+    def on_effects(self, effects: Sequence[Effect], now_ns: int) -> None:
+        pass
+
+
+PARKING = Flags(
+    limits=SchedulerLimits(lanes=1, step_tokens=64),
+    rules=Rules(park=True, preempt_mode=PreemptMode.SWAP),
+    pool=PoolShape(16, 64, 512, kv_bytes_per_token=1, host_copy_bytes_per_s=1e9),
+)
+
+
+def test_a_plan_that_only_gives_back_host_memory_is_run_without_a_step() -> None:
+    watch = _Nobody()
+    node = VirtualNode(PARKING, watch)
+    slow = spec_of(Arrival(0, 40, 90, qos=QosClass.BACKGROUND), 1)
+    chat = spec_of(Arrival(0, 40, 90, qos=QosClass.INTERACTIVE), 2)
+    node.receive((Submit(slow),), 0)
+    now_ns = 0
+    while not any(plan.park_out for plan in watch.plans):
+        assert node.proceed(now_ns)
+        if len(watch.plans) == 3:
+            node.receive((Submit(chat),), now_ns)
+        now_ns = node.complete()
+    node.receive((Cancel(slow.key), Cancel(chat.key)), now_ns)
+    while node.proceed(now_ns):
+        now_ns = node.complete()
+    last = watch.plans[-1]
+    assert last.park_drop
+    assert not last.lanes
+    stats = node.scheduler.stats()
+    assert (stats.swapped_for_class, stats.park_bytes, stats.lanes_busy) == (1, 0, 0)
+
+
+def test_parking_at_no_cost_is_refused_and_copies_take_their_time() -> None:
+    free = set_flag(PARKING, "host-copy-bytes-per-s", "0")
+    with pytest.raises(ConfigError, match="host-copy-bytes-per-s"):
+        VirtualNode(free, _Nobody())
+
+    def ended_ns(rate: str) -> int:
+        flags = set_flag(set_flag(PARKING, "host-copy-bytes-per-s", rate), "cost", "unit")
+        arrivals = (
+            Arrival(0, 40, 60, qos=QosClass.BACKGROUND),
+            Arrival(20 * MS, 40, 9, qos=QosClass.INTERACTIVE),
+        )
+        result = run_case(Case("parking", flags, arrivals))
+        assert result.stats is not None
+        assert result.stats.swapped_for_class == 1
+        return result.ended_ns
+
+    # at a byte a microsecond: three blocks out, and those two in again that the cache has not kept
+    assert ended_ns("1000000") - ended_ns("1000000000000") >= (48 + 32) * 1_000 - 10

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,13 @@ STATUS = m.Status(
     step_predicted_ms=42,
     draining=False,
 )
+TWO_ENGINES = replace(
+    STATUS,
+    engines=(
+        m.EngineLoad(2, 6, 3, 8_990, 100, 40, 2048, 2950.5, ((1, 41.0), (8, 190.25))),
+        m.EngineLoad(1, 2, 0, 10, 3, 1, 64, 0.0, ()),
+    ),
+)
 SAMPLING = SamplingParams(
     temperature=0.7,
     top_k=40,
@@ -60,6 +68,7 @@ OFFER = m.ModelOffer(
     lanes=8,
     block_tokens=16,
     blocks=16_384,
+    engine=1,
 )
 LOGPROBS = TokenLogprobs(-0.25, ((11, -0.25), (12, -1.75)))
 
@@ -101,6 +110,8 @@ EXAMPLES: dict[str, Any] = {
         lease_ttl_ms=10_000,
         deadline_ms=60_000,
         prompt_logprobs=2,
+        start_deadline_ms=700,
+        weight=7,
     ),
     "Open-plain": m.Open(
         session=1,
@@ -136,9 +147,10 @@ EXAMPLES: dict[str, Any] = {
     "SetClass": m.SetClass(BIG, 1, QosClass.COMPLETION),
     "Renew": m.Renew(BIG),
     "Status": STATUS,
-    "Prefix": m.Prefix(7, 0, 2, True, (b"a" * 16, b"b" * 16), (b"c" * 16,)),
-    "Pin": m.Pin((b"a" * 16,), 60_000),
-    "Unpin": m.Unpin((b"a" * 16, b"b" * 16)),
+    "Status-engines": TWO_ENGINES,
+    "Prefix": m.Prefix(7, 0, 2, True, (b"a" * 16, b"b" * 16), (b"c" * 16,), 1),
+    "Pin": m.Pin((b"a" * 16,), 60_000, "qwen3-8b"),
+    "Unpin": m.Unpin((b"a" * 16, b"b" * 16), "qwen3-8b"),
     "FileAsk": m.FileAsk(5, "qwen3-8b", "tokenizer.json"),
     "FilePiece": m.FilePiece(5, 1, 2, "ab" * 32, b"{}"),
     "Embed": m.Embed(BIG, "qwen3-8b", "mean", (1, 2, 3)),
@@ -154,6 +166,7 @@ EXAMPLES: dict[str, Any] = {
     "Pong": m.Pong(8, STATUS),
     "Pong-head": m.Pong(9),
     "DrainOrder": m.DrainOrder(30_000),
+    "DrainOrder-over": m.DrainOrder(None),
     "Goaway": m.Goaway("drain"),
     "LinkError": m.LinkError(ErrorCode.PROTOCOL_ERROR, "bad Tokens"),
 }

@@ -27,6 +27,8 @@ from superfluid_core.wire.schema import Role, Spec, schema
 
 GOLDEN = Path(__file__).parent / "golden"
 LIMITS = WireLimits()
+ENGINE = m.EngineLoad(0, 1, 0, 0, 0, 0, 0, 0.0, ())
+SLOWER_THAN_NOTHING = replace(ENGINE, decode_rates=((1, -1.0),))
 
 
 def decoded(data: bytes) -> m.Message:
@@ -125,6 +127,9 @@ def packed_values_of(kind: Any) -> st.SearchStrategy[Any]:
     match kind:
         case packed.PackedIds() | columns.Ids():
             return IDS
+        case packed.PackedRates():
+            rates = st.floats(0.0, 1e12, allow_nan=False)
+            return st.lists(st.tuples(st.integers(0, 2**32 - 1), rates), max_size=4).map(tuple)
         case packed.PackedBias():
             return st.lists(st.tuples(st.integers(0, 2**32 - 1), FLOATS), max_size=3).map(tuple)
         case packed.PackedWords():
@@ -209,15 +214,27 @@ def test_the_estimate_is_never_far_below_the_truth(message: Any) -> None:
         m.FilePiece(1, 2, 2, "", b""),
         m.FilePiece(1, 0, 1, "", bytes(48 * 1024 + 1)),
         m.FileAsk(1, "m", "../secret"),
-        m.Pin((b"short",), 1),
+        m.Pin((b"short",), 1, "m"),
+        m.Pin((b"a" * 16,), 1, ""),
+        m.Status(0, 0, 0, 0, (0, 0, 0, 0), 0, 0, 0, 0, 0.0, (), 0, False, (ENGINE,) * 9),
+        m.Status(0, 0, 0, 0, (0, 0, 0, 0), 0, 0, 0, 0, 0.0, (), 0, False, (SLOWER_THAN_NOTHING,)),
+        m.Prefix(1, 0, 1, True, (), (), 8),
         m.Embedded(1, 0, 1, b"abc"),
-        m.Unpin(tuple(bytes(16) for _ in range(4097))),
+        m.Unpin(tuple(bytes(16) for _ in range(4097)), "m"),
         m.Goaway(7),  # type: ignore[arg-type] # a mistake
     ],
 )
 def test_what_a_peer_would_refuse_is_not_sent(message: Any) -> None:
     with pytest.raises(LocalProtocolError):
         codec.encode(message)
+
+
+@pytest.mark.parametrize("left_ms", [0, -1, 2**32, 1.5, True])
+def test_a_start_deadline_is_a_duration_of_at_least_a_millisecond(
+    left_ms: Any, examples: dict[str, Any]
+) -> None:
+    with pytest.raises(LocalProtocolError):
+        codec.encode(replace(examples["Open"], start_deadline_ms=left_ms))
 
 
 def test_sampling_out_of_range_is_not_sent(examples: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""POST /v1/messages and its count of tokens, in Anthropic's dialect."""

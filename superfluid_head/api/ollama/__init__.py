@@ -1,0 +1,1 @@
+"""The routes of Ollama's HTTP API that generate and list."""

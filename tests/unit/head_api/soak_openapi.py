@@ -1,0 +1,164 @@
+"""Requests drawn from an OpenAPI document of every route, valid ones and wrong ones: no answer is a failure of the head.
+
+    python -m tests.unit.head_api.soak_openapi [--cases 1000]        # needs schemathesis: see tests/fuzz.txt
+
+The document is made here from the table of routes and the models of their bodies; a route that takes a body and has no model here is an
+error. What is sent runs against the bench's head. Bars: no 5xx but 503, every error in the shape of its dialect, the good request
+after each route is served.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import re
+import time
+from typing import Any, cast
+
+import httpx
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from pydantic import BaseModel
+from schemathesis.generation import GenerationMode
+
+from superfluid_head.api.anthropic.schemas import CountRequest, MessagesRequest
+from superfluid_head.api.fleet import DrainRequest
+from superfluid_head.api.ollama.embed import EmbedBody
+from superfluid_head.api.ollama.schemas import ChatBody, GenerateBody, ShowBody
+from superfluid_head.api.prefixes import PrefixRequest
+from superfluid_head.api.responses.schemas import ResponsesRequest
+from superfluid_head.api.schemas.chat import ChatRequest
+from superfluid_head.api.schemas.completions import CompletionRequest
+from superfluid_head.api.schemas.embeddings import EmbeddingsRequest
+from superfluid_head.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from superfluid_head.app import routes
+from tests.unit.head_api.conftest import Bench, chat_body
+
+BODIES: dict[str, type[BaseModel] | None] = {
+    "/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest, "/v1/embeddings": EmbeddingsRequest,
+    "/v1/messages": MessagesRequest, "/v1/messages/count_tokens": CountRequest, "/v1/responses": ResponsesRequest,
+    "/v1/responses/{response}/cancel": None, "/api/chat": ChatBody, "/api/generate": GenerateBody, "/api/show": ShowBody,
+    "/api/embed": EmbedBody, "/api/embeddings": EmbedBody, "/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest,
+    "/v1/prefixes": PrefixRequest, "/v1/sessions/{session}/qos": None, "/v1/fleet/nodes/{node}/drain": DrainRequest,
+    "/v1/fleet/nodes/{node}/undrain": None,
+}  # fmt: skip
+ENDLESS = {"/v1/fleet/events"}
+
+
+def document(bench: Bench) -> dict[str, Any]:
+    paths: dict[str, Any] = {}
+    known: dict[str, Any] = {}
+    for verbs, routed, _ in routes(bench.head):
+        path = routed.replace(":path", "")
+        for verb in verbs:
+            if verb == "HEAD" or path in ENDLESS:
+                continue
+            operation: dict[str, Any] = {"responses": {"default": {"description": "any"}}}
+            operation["parameters"] = [
+                {
+                    "name": name,
+                    "in": "path",
+                    "required": True,
+                    "schema": {"type": "string", "minLength": 1},
+                }
+                for name in re.findall(r"\{(\w+)\}", path)
+            ]
+            if verb == "POST":
+                operation["requestBody"] = _body(BODIES[path], known)
+            paths.setdefault(path, {})[verb.lower()] = operation
+    info = {"title": "superfluid", "version": "1"}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": known}}
+
+
+def _body(model: type[BaseModel] | None, known: dict[str, Any]) -> dict[str, Any]:
+    shape: dict[str, Any] = {"type": "object"}
+    if model is not None:
+        template = f"#/components/schemas/{model.__name__}.{{model}}"
+        shape = model.model_json_schema(ref_template=template)
+        for name, part in shape.pop("$defs", {}).items():
+            known[f"{model.__name__}.{name}"] = part
+        shape["properties"]["model"] = {"enum": ["org/m", "other"]}
+    return {"required": True, "content": {"application/json": {"schema": shape}}}
+
+
+def fault(reply: httpx.Response) -> str | None:
+    """What is wrong with an answer."""
+    if reply.status_code >= 500 and reply.status_code != 503:
+        return f"status {reply.status_code}"
+    if reply.status_code < 400 or not reply.content:
+        return None
+    error = reply.json().get("error")
+    words = error.get("message") if isinstance(error, dict) else error
+    return None if isinstance(words, str) and words else f"shape of {reply.text[:200]}"
+
+
+def judge(bench: Bench, operation: Any, cases: int) -> tuple[int, list[str]]:
+    """Send so many requests to one operation; return how many were sent and what was wrong."""
+    sent, faults = 0, []
+
+    async def send(case: Any) -> httpx.Response:
+        parts: dict[str, Any] = {}
+        if isinstance(case.body, dict | list | str | int | float | bool | None):
+            parts["json"] = case.body
+        path = case.formatted_path
+        async with asyncio.timeout(20):
+            return await bench.asend(case.method, path, **parts)
+
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        try:
+            strategy = operation.as_strategy(generation_mode=mode)
+        except schemathesis.errors.InvalidSchema:
+            continue
+
+        @settings(
+            max_examples=-(-cases // 2),
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=strategy)
+        def run(case: Any) -> None:
+            nonlocal sent
+            sent += 1
+            try:
+                wrong = fault(asyncio.run(send(case)))
+            except (ValueError, httpx.InvalidURL):
+                return  # what no client could send
+            if wrong is not None:
+                faults.append(
+                    f"{case.method} {case.formatted_path} {str(case.body)[:300]}: {wrong}"
+                )
+
+        with contextlib.suppress(
+            Unsatisfiable
+        ):  # where nothing can be sent there is nothing wrong to send
+            run()
+    return sent, faults
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", type=int, default=1_000)
+    options = parser.parse_args()
+    bench = Bench()
+    schema = schemathesis.openapi.from_dict(document(bench))
+    every, began = [], time.process_time()
+    for found in schema.get_all_operations():
+        operation = cast("Any", found).ok()
+        sent, faults = judge(bench, operation, options.cases)
+        good = bench.send("POST", "/v1/chat/completions", json=chat_body(max_tokens=2))
+        faults += [] if good.status_code == 200 else [f"the next good request: {good.text[:200]}"]
+        print(
+            f"  {operation.method.upper():6} {operation.path:40} {sent:6} sent, {len(faults)} wrong"
+        )
+        every += faults
+    bench.workers.close()
+    print(*every[:40], sep="\n")
+    print(f"{len(every)} wrong answers, {time.process_time() - began:.0f} s of CPU")
+    return 1 if every else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
