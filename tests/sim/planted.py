@@ -116,7 +116,7 @@ PLANTED = (
     # --- what a node promises -----------------------------------------------------------------------
     Planted("no fence", f"{TABLE}.may_emit", "now_ns >= placement.lease_until_ns", "False", LATE),
     Planted("RENEW counts from receipt", f"{TABLE}.renew",
-            "stamp_ns + placement.ttl_ns", "now_ns + placement.ttl_ns", LATE),
+            "stamp_ns + placement.ttl_ns", "now_ns + placement.ttl_ns", ("freeze head", "delay")),
     Planted("OPEN counts from receipt", f"{TABLE}.open",
             "stamp_ns + ttl_ns)", "now_ns + ttl_ns)", LATE),
     Planted("no tombstones", f"{TABLE}._remember", "self._epochs[key] = epoch", "pass", ("stale OPEN",)),

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 READY_S = 40
 SESSIONS = 12
+# whoever has more of its 60 tokens may end with what is on its way already
+FAR_TOKENS = 50
 
 
 class Child:
@@ -130,14 +133,18 @@ def moved_equals_unbroken(tmp_path: Any, hurt: Any, *, heal: Any = None) -> Any:
         calm = await asyncio.gather(*(read(fleet, one) for one in asked))
         assert all(end.reason is FinishReason.LENGTH for _, _, end in calm)
         victims: list[str] = []
+        places: dict[int, tuple[int, str]] = {}
 
-        def strike(count: Any, node: Any) -> None:
-            if count >= 20 and not victims and node is not None:
+        def place(number: int, count: int, node: Any) -> None:
+            places[number] = (count, node)
+            if number == 0 and count >= 20 and not victims and node is not None:
                 victims.append(node)
                 hurt(nodes[node])
+                hit = [at for at in places.values() if at[0] < FAR_TOKENS and at[1] == node]
+                outcome.update(hit=len(hit))
 
         results = await asyncio.gather(
-            read(fleet, asked[0], strike), *(read(fleet, one) for one in asked[1:])
+            *(read(fleet, one, partial(place, number)) for number, one in enumerate(asked))
         )
         for (ids, logprobs, _), (before, logprobs_before, _) in zip(results, calm, strict=True):
             assert ids == before
@@ -157,7 +164,7 @@ def moved_equals_unbroken(tmp_path: Any, hurt: Any, *, heal: Any = None) -> Any:
 
 def test_a_killed_node_changes_no_token_and_no_logprob(tmp_path: Any) -> None:
     outcome = moved_equals_unbroken(tmp_path, lambda node: node.signal(signal.SIGKILL))
-    assert outcome["moves"] >= 3
+    assert outcome["moves"] >= outcome["hit"] >= 1
     assert outcome["faults"] == 1
     assert outcome["waiting"] == 0
 
@@ -174,7 +181,7 @@ def test_a_frozen_node_changes_nothing_and_is_heard_no_more_when_it_wakes(tmp_pa
         assert len(ids) == 20
 
     outcome = moved_equals_unbroken(tmp_path, lambda node: node.signal(signal.SIGSTOP), heal=wake)
-    assert outcome["moves"] >= 3
+    assert outcome["moves"] >= outcome["hit"] >= 1
 
 
 def test_a_drained_node_hands_over_and_is_not_blamed(tmp_path: Any) -> None:

@@ -139,10 +139,10 @@ def test_each_model_has_pins_of_its_own_within_a_share_of_its_own_pool() -> None
     check(body, fim={"lanes": 2, "window": 256, "blocks": 64, "eos_probability": 0.0})
 
 
-def test_embeddings_are_refused_by_session_and_the_link_stays() -> None:
+def test_a_pooling_nobody_knows_is_refused_by_session_and_the_link_stays() -> None:
     async def body(rig: NodeRig) -> None:
         head = await rig.link()
-        head.link.send(Embed(7, "m", "mean", (1, 2)))
+        head.link.send(Embed(7, "m", "median", (1, 2)))
         await head.until(lambda: head.refused(7))
         refused = head.refused(7)
         assert refused is not None
