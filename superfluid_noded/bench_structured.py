@@ -32,10 +32,7 @@ LANES = 8
 WINDOW = 1_024
 BUDGET = 256
 SPEED_TOKENS = 96
-MODES = {
-    "greedy": SamplingParams(temperature=0.0),
-    "sampled": SamplingParams(temperature=0.8, top_p=0.95, seed=7),
-}
+GREEDY = SamplingParams(temperature=0.0)
 ENDLESS = Grammar(
     GrammarKind.JSON_SCHEMA,
     json.dumps({"type": "array", "items": {"type": "integer"}, "minItems": 100_000}),
@@ -82,25 +79,27 @@ class StructuredBench:
         self._template = files.template()
         self._opened = 0
 
-    def answers(self, schemas: Sequence[tuple[str, str, Any]]) -> list[Answer]:
-        """Ask every schema in every mode, a lane each."""
-        jobs = [(*each, mode) for mode in MODES for each in schemas]
+    def answers(self, schemas: Sequence[tuple[str, str, Any]], seeds: int) -> list[Answer]:
+        """Ask every schema greedily and at temperature 1 with every seed, a lane each."""
+        modes = [GREEDY, *(SamplingParams(temperature=1.0, seed=seed) for seed in range(seeds))]
+        jobs = [(*each, mode) for mode in modes for each in schemas]
         found: list[Answer] = []
         for first in range(0, len(jobs), LANES):
             found += self._together(jobs[first : first + LANES])
         return found
 
-    def _together(self, jobs: Sequence[tuple[str, str, Any, str]]) -> list[Answer]:
+    def _together(self, jobs: Sequence[tuple[str, str, Any, SamplingParams]]) -> list[Answer]:
         sessions = []
-        for _, words, schema, mode in jobs:
+        for _, words, schema, sampling in jobs:
             grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
             prompt = self._prompt(f"{words} Answer in JSON.")
-            spec = self._spec(prompt, BUDGET, grammar, MODES[mode])
+            spec = self._spec(prompt, BUDGET, grammar, sampling)
             sessions.append(self._driver.open_spec(spec))
         self._driver.finish()
         found = []
-        for (name, _, schema, mode), session in zip(jobs, sessions, strict=True):
+        for (name, _, schema, sampling), session in zip(jobs, sessions, strict=True):
             self._driver.close(session)
+            mode = "greedy" if sampling is GREEDY else f"seed {sampling.seed}"
             if session.fault is not None:
                 found.append(Answer(name, mode, "error", len(session.outputs), session.fault.text))
             else:
@@ -169,7 +168,7 @@ class StructuredBench:
         self, lanes: int, grammar: Grammar | None, clock: SystemClock
     ) -> tuple[float, float]:
         prompt = self._prompt("Count.")
-        sampling = MODES["greedy"]
+        sampling = GREEDY
         specs = [self._spec(prompt, SPEED_TOKENS, grammar, sampling) for _ in range(lanes)]
         if grammar is None:
             specs = [replace(spec, stop_ids=frozenset()) for spec in specs]
@@ -208,14 +207,15 @@ def summary(answers: Sequence[Answer], speeds: Sequence[dict[str, float]]) -> st
 @click.option("--threads", default=1, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--schemas", default=len(SCHEMAS), show_default=True, help="How many of them.")
-def main(model: str, threads: int, rounds: int, schemas: int) -> None:
+@click.option("--seeds", default=1, show_default=True, help="Answers at temperature 1, of each.")
+def main(model: str, threads: int, rounds: int, schemas: int, seeds: int) -> None:
     """Run the bench; exit 1 when an answer is wrong or more than 5 % run to their budget."""
     try:
         bench = StructuredBench(resolve(model, offline=False, token=None), threads)
     except SuperfluidError as error:
         click.echo(f"superfluid: {error.message}", err=True)
         sys.exit(3)
-    answers = bench.answers(SCHEMAS[:schemas])
+    answers = bench.answers(SCHEMAS[:schemas], seeds)
     for answer in answers:
         click.echo(answer.line())
     speeds = [bench.speed(lanes, rounds, SystemClock()) for lanes in (1, LANES)]

@@ -110,11 +110,13 @@ def engine(model: str, record_costs: str, threads: int, repeats: int) -> None:
 @bench.command("structured")
 @click.option("--model", default="demo", show_default=True, help="A GGUF file, or demo.")
 @click.option("--rounds", default=3, show_default=True, help="Counted rounds; one more warms up.")
+@click.option("--seeds", default=1, show_default=True, help="Answers at temperature 1, of each.")
 @click.option("--threads", default=0, show_default="all cores", help="Threads of the engine.")
-def structured(model: str, rounds: int, threads: int) -> None:
+def structured(model: str, rounds: int, seeds: int, threads: int) -> None:
     """Hold the native engine to 25 JSON schemas, judge its answers, and measure what the masks cost."""
     command = [sys.executable, "-m", "superfluid_noded.bench_structured", "--model", model]
-    command += ["--rounds", str(rounds), "--threads", str(threads or os.cpu_count() or 1)]
+    command += ["--rounds", str(rounds), "--seeds", str(seeds)]
+    command += ["--threads", str(threads or os.cpu_count() or 1)]
     raise SystemExit(subprocess.run(command, check=False).returncode)
 
 

@@ -78,6 +78,6 @@ def test_the_demo_model_stops_with_valid_answers() -> None:
 
     bench = StructuredBench(resolve("demo", offline=True, token=None), threads=1)
     some = [each for each in SCHEMAS if each[0] in ("colour", "yes or no", "numbers", "unicode")]
-    answers = bench.answers(some)
+    answers = bench.answers(some, 1)
     assert [answer.line() for answer in answers if answer.fault is not None] == []
     assert [answer.finish for answer in answers] == ["stop"] * 8
