@@ -126,6 +126,7 @@ class Agent:
         """Take in an established link."""
         assert isinstance(link.peer, Hello), "a node's peer says HELLO"
         head = self.roster.admit(link, link.peer.head)
+        link.on_backlog = self.end_lapsed
         log(logger, "info", "head linked", head=head.name, remote=link.remote)
         if self.is_draining:
             self.on_change()

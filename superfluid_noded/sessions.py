@@ -89,20 +89,19 @@ class SessionTable:
     def open(
         self, key: SessionKey, epoch: int, link: int, lease: tuple[int, int], now_ns: int
     ) -> Opening:
-        """Judge an OPEN; `lease` is (stamp in ns, ttl in ms). On ACCEPTED the placement is live."""
-        stamp_ns, ttl_ms = lease
+        """Judge an OPEN; `lease` is (stamp in ns, ttl in ms). On ACCEPTED the placement is live.
+
+        Whatever the verdict, this epoch is spent: the same OPEN again is stale.
+        """
         known = self._epochs.get(key)
         if known is not None and epoch <= known:
             return Opening(Verdict.STALE_EPOCH)
-        if stamp_ns > now_ns:
-            return Opening(Verdict.FUTURE_STAMP)
-        ttl_ns = min(ttl_ms, self._limits.ttl_ms_max) * MS_NS
-        if now_ns >= stamp_ns + ttl_ns:
-            return Opening(Verdict.FENCED)
         old = self._live.get(key)
-        frees = old is not None and old.link == link
-        if self.on_link(link) - frees >= self._limits.per_link_max:
-            return Opening(Verdict.FULL)
+        stamp_ns, ttl_ns = lease[0], min(lease[1], self._limits.ttl_ms_max) * MS_NS
+        verdict = self._verdict(old, link, (stamp_ns, ttl_ns), now_ns)
+        if verdict is not Verdict.ACCEPTED:
+            self._remember(key, epoch)
+            return Opening(verdict)
         if old is not None:
             self.close(old)
         self._serial += 1
@@ -111,6 +110,19 @@ class SessionTable:
         self._by_link.setdefault(link, {})[key] = placement
         self._remember(key, epoch)
         return Opening(Verdict.ACCEPTED, placement, old)
+
+    def _verdict(
+        self, old: Placement | None, link: int, lease: tuple[int, int], now_ns: int
+    ) -> Verdict:
+        """Judge what is asked for beside its epoch; `lease` is (stamp, ttl), both in ns."""
+        stamp_ns, ttl_ns = lease
+        if stamp_ns > now_ns:
+            return Verdict.FUTURE_STAMP
+        if now_ns >= stamp_ns + ttl_ns:
+            return Verdict.FENCED
+        frees = old is not None and old.link == link
+        is_full = self.on_link(link) - frees >= self._limits.per_link_max
+        return Verdict.FULL if is_full else Verdict.ACCEPTED
 
     def renew(self, link: int, stamp_ns: int, now_ns: int) -> bool:
         """Extend the leases of `link`; False when the stamp cannot be ours. A lapsed lease stays lapsed."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from superfluid_core.clock import SECOND
 from superfluid_core.errors import (
@@ -53,7 +53,10 @@ class LinkClosedError(SuperfluidError):
 
 
 class Link:
-    """One end of a link; see the module's text for who owns what. One consumer at a time calls `receive`."""
+    """One end of a link; see the module's text for who owns what. One consumer at a time calls `receive`.
+
+    `on_backlog` is called before what has waited is written: whoever queued it can still purge what has become untrue.
+    """
 
     def __init__(self, role: Role, setup: LinkSetup) -> None:
         self.role = role
@@ -70,6 +73,7 @@ class Link:
         self._transport: asyncio.Transport | None = None
         self._peer: Hello | Welcome | None = None
         self._outbox = Outbox()
+        self.on_backlog: Callable[[], None] = lambda: None
         self._inbox = Inbox()
         self._waiter: asyncio.Future[None] | None = None
         self._is_writable = True
@@ -189,6 +193,7 @@ class Link:
         """Say GOAWAY, write what is queued, close; at most about a second. Harmless when closed."""
         if self._reason is None:
             if self._connection.state is State.OPEN:
+                self._review()
                 self._outbox.push(Goaway(reason))
                 self._flush(force=True)
             self._finish(reason)
@@ -267,9 +272,10 @@ class Link:
         self._lost.set()
 
     def on_writable(self, *, is_writable: bool) -> None:
-        self._is_writable = is_writable
         if is_writable:
-            self._flush()
+            self._review()
+        self._is_writable = is_writable
+        self._flush()
 
     # --- inside ---------------------------------------------------------------------------------------
 
@@ -295,6 +301,11 @@ class Link:
     def _on_own_fault(self, error: LocalProtocolError) -> None:
         log(logger, logging.ERROR, "a queued message cannot be sent", cause=error.message)
         self.abort(f"internal error: {error.message}")
+
+    def _review(self) -> None:
+        """Have what waited for the transport looked at once more before it leaves."""
+        if self._outbox:
+            self.on_backlog()
 
     def _flush(self, *, force: bool = False) -> None:
         while self._outbox and self._reason is None and (force or self._is_writable):

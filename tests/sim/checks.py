@@ -123,8 +123,13 @@ class Checks:
         def send(link: Link, message: Message) -> None:
             if world.ghost is not None or world.current is None:
                 original(link, message)
+            elif isinstance(message, Closed):
+                self._note_ended(link, (message.session, message.epoch))
+                original(link, message)
             elif isinstance(message, Tokens) and link.role is Role.NODE:
-                self._note_finished(link, message)
+                for row in message.rows:
+                    if row.finish is not None:
+                        self._note_ended(link, (row.session, row.epoch))
                 for each in self.distort(world.current.name, link, message) or (message,):
                     original(link, each)
             elif isinstance(message, Renew) and self.is_starved(link):
@@ -136,13 +141,11 @@ class Checks:
 
         return send
 
-    def _note_finished(self, link: Link, message: Tokens) -> None:
-        """An answer that was complete within its lease may wait in the queue for a reader that is slow."""
-        leases = self._leases.get(link._connection, {})
-        for row in message.rows:
-            lease = leases.get((row.session, row.epoch))
-            if row.finish is not None and lease is not None:
-                lease.has_finished = self._boot_ns() < lease.until_ns
+    def _note_ended(self, link: Link, placement: tuple[int, int]) -> None:
+        """What came to an end, good or bad, within its lease may wait in the queue for a reader that is slow."""
+        lease = self._leases.get(link._connection, {}).get(placement)
+        if lease is not None:
+            lease.has_finished = self._boot_ns() < lease.until_ns
 
     # --- what a node hears -----------------------------------------------------------------------------
 

@@ -95,11 +95,13 @@ class Inspector:
         ways = (self.network.route(head.host, node.host), self.network.route(node.host, head.host))
         process, fleet = head.process, head.fleet
         is_awake = process is not None and not process.is_frozen and not process.is_dead
-        is_cut = any(way.is_blocked for way in ways) and not any(way.extra_ns for way in ways)
+        cut_ns = [way.blocked_ns for way in ways if way.is_blocked]
+        is_cut = cut_ns and not any(way.extra_ns for way in ways)
         if fleet is None or process is None or not (is_awake and is_cut):
             self._unheard_ns.pop(pair, None)
             return
-        since_ns = self._unheard_ns.setdefault(pair, now_ns)
+        # a way may have been free between two looks; only a cut that has lasted counts
+        since_ns = max(self._unheard_ns.setdefault(pair, now_ns), min(cut_ns))
         # its clock may drift, its looks at the time be few, and it may have slept between two looks of ours
         late_ms = 2 * pulse_module.PERIOD_MS + WATCH_MS
         longest_ns = HALF_OPEN_S_MAX * SECOND + late_ms * MS

@@ -213,6 +213,8 @@ class Network:
 
     def block(self, source: str, target: str, *, is_blocked: bool) -> None:
         route = self.route(source, target)
+        if is_blocked and not route.is_blocked:
+            route.blocked_ns = self.world.now_ns
         route.is_blocked = is_blocked
         if not is_blocked:
             for pipe in list(route.pipes):

@@ -200,6 +200,7 @@ class Run:
         scene = self.scene
         for node in scene.nodes:
             node.faulty = ""
+            node.ills.lane_faults = 0
 
     def _are_all_over(self) -> bool:
         return not any(head.open for head in self.scene.heads)

@@ -24,12 +24,13 @@ Item = bytes | str | OSError
 class Route:
     """One way between two hosts."""
 
-    __slots__ = ("extra_ns", "is_blocked", "latency_ns", "pipes")
+    __slots__ = ("blocked_ns", "extra_ns", "is_blocked", "latency_ns", "pipes")
 
     def __init__(self, latency_ns: int) -> None:
         self.latency_ns = latency_ns
         self.extra_ns = 0
         self.is_blocked = False
+        self.blocked_ns = 0
         self.pipes: dict[Pipe, None] = {}
 
 

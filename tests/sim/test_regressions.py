@@ -10,9 +10,9 @@ import pytest
 from superfluid_core.limits import LinkLimits
 from superfluid_core.link.link import Link, LinkClosedError
 from superfluid_core.link.setup import LinkSetup
-from superfluid_core.wire.messages import Hello
+from superfluid_core.wire.messages import Hello, TokenRow, Tokens
 from superfluid_core.wire.schema import Role
-from tests.sim.scenario import staged
+from tests.sim.scenario import run_seed, staged
 from tests.sim.world import MS, SECOND, Process, World
 
 
@@ -61,6 +61,37 @@ def test_between_the_end_of_the_stream_and_the_end_of_the_transport_a_link_is_cl
     process, link, _ = a_link_at_its_end(World(), b"")
     with pytest.raises(LinkClosedError):
         process.call(link.send, Hello(0, (), "h"))
+
+
+def test_what_waited_for_a_slow_reader_is_looked_at_once_more_before_it_leaves() -> None:
+    # a head slept, its pipe was full; when it woke, tokens left whose lease had run out since they were queued (seed 492)
+    process = Process(World(), "node")
+    written: list[Any] = []
+
+    def play() -> None:
+        link = Link(Role.NODE, LinkSetup(LinkLimits(), process))
+        transport = Stuck()
+        link.protocol.connection_made(transport)
+        link._connection.send = written.append  # type: ignore[assignment, method-assign]
+        link._write = lambda _data: None  # type: ignore[method-assign, assignment]
+        link.protocol.pause_writing()
+        row = TokenRow(7, 1, 0, (5,))
+        link.send(Tokens((row,)))
+
+        def withdraw() -> None:
+            link.purge(7, 1)
+
+        link.on_backlog = withdraw
+        link.protocol.resume_writing()
+
+    process.call(play)
+    assert written == []
+
+
+@pytest.mark.parametrize("seed", [93, 189, 492, 548, 929, 1_061])
+def test_seeds_that_once_broke_a_promise_keep_it(seed: int) -> None:
+    outcome = run_seed(seed)
+    assert not outcome.violation
 
 
 @pytest.mark.parametrize("rest", [b"", b"\x00\x00"])
