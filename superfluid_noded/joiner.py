@@ -2,7 +2,8 @@
 
 One task per address keeps as many links there as the head asks for (`conns-N` among its features, else one). A head that says
 GOAWAY wants a fresh link before the old one ends: that one is dialled at once, and the old one lives on until the head closes it.
-Full-jitter backoff as on the other side; a link that ended soon counts as a failure, so a head that refuses this node by
+A head that says nothing for as long as a lease lasts is gone without a word: its link is closed and another dialled, since nobody
+else would. Full-jitter backoff as on the other side; a link that ended soon counts as a failure, so a head that refuses this node by
 name is not hammered. What heads then say is none of its business: links go to the same handler as those that were accepted.
 """
 
@@ -29,6 +30,8 @@ CONNS_FEATURE = "conns-"
 SHORT_MS = 5_000
 COMPLAINT_MS = 60_000
 DRAINING_POLL_S = 0.5
+SILENCE_POLL_S = 1.0
+SILENT = "the head has not been heard for as long as a lease lasts"
 
 
 @dataclass(slots=True, eq=False)
@@ -104,10 +107,17 @@ class Joiner:
         while not head.lacks or self._is_leaving():
             head.changed.clear()
             try:
-                async with asyncio.timeout(DRAINING_POLL_S if head.lacks else None):
+                async with asyncio.timeout(DRAINING_POLL_S if head.lacks else SILENCE_POLL_S):
                     await head.changed.wait()
             except TimeoutError:
-                continue
+                self._drop_silent(head)
+
+    def _drop_silent(self, head: _Head) -> None:
+        """Close what nothing comes over: a head that lives pings several times in a lease, and no session outlives one."""
+        now_ns, limits = self._setup.clock.now_ns(), self._setup.limits
+        for link in list(head.links):
+            if link.is_open and now_ns - link.last_received_ns >= limits.lease_ttl_ms * MS:
+                link.abort(SILENT)
 
     async def _dial(self, head: _Head) -> Link | None:
         try:

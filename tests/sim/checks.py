@@ -241,10 +241,15 @@ class Checks:
     ) -> None:
         match action:
             case t.SendOpen():
-                if ledger.current is not None or action.epoch <= ledger.epoch_max:
+                assert isinstance(event, t.Placed | t.Relinked)
+                is_replacing = isinstance(event, t.Relinked)
+                if (ledger.current is not None) is not is_replacing:
                     self.world.broken("a session is live in two epochs")
-                assert isinstance(event, t.Placed)
-                ledger.current, ledger.epoch_max = (action.epoch, event.link), action.epoch
+                if action.epoch <= ledger.epoch_max:
+                    self.world.broken("an epoch that has been there comes again")
+                link = event.fresh if isinstance(event, t.Relinked) else event.link
+                ledger.current, ledger.epoch_max = (action.epoch, link), action.epoch
+                self.count("relinked", int(is_replacing))
             case t.Leave():
                 if ledger.current is None or ledger.current[0] != action.epoch:
                     self.world.broken("a placement was left that is not there")

@@ -15,4 +15,5 @@ EFFECTS = {
     "wrong weights": "weights refused", "head crash": "head deaths", "head power loss": "head deaths",
     "faulty node": "forged", "burst": "bursts", "half frame": "half frames", "half close": "half closed", "poison": "quarantined", "slow client": "slow: waiting",
     "client leaves": "end: left", "drift": "drifting", "single return": "single returns",
+    "rekey": "relinked",
 }  # fmt: skip

@@ -306,7 +306,8 @@ class Faults:
                 or running[each.session].machine.journal.epoch > each.epoch
             )
         ]
-        standing = head.fleet._nodes[node.identity].standing
+        book = head.book(node)
+        standing = None if book is None else book.standing
         if not known or standing is None or head.process is None or head.process.is_frozen:
             return None
         again: Open = replace(self.drawn.choice(known), lease_stamp_ns=standing.stamp_ns)
@@ -348,7 +349,10 @@ class Faults:
         head, node = self._head(), self._node()
         if head is None or node is None or head.fleet is None or head.process is None:
             return None
-        head.process.call(head.fleet.drain, node.identity, self.drawn.choice((0, 500, 3_000)))
+        book = head.book(node)
+        if book is None:
+            return None
+        head.process.call(head.fleet.drain, book.key, self.drawn.choice((0, 500, 3_000)))
         return self._restart(node, self._ns(5.0, 15.0))
 
     def terminate(self) -> int | None:

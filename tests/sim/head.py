@@ -21,7 +21,9 @@ from superfluid_head.fleet.events import (
     TokensEvent,
 )
 from superfluid_head.fleet.fleet import Fleet, FleetOptions, NodeAddress
+from superfluid_head.fleet.node import FleetNode
 from superfluid_head.fleet.stream import Generation
+from superfluid_noded.config import JOIN_PORT
 from tests.sim.engine import POISON
 from tests.sim.network import Network, Port
 from tests.sim.node import MODEL, PORT, SimNode
@@ -203,6 +205,17 @@ class SimHead:
     def is_up(self) -> bool:
         return self.process is not None and not self.process.is_dead
 
+    @property
+    def conns(self) -> int:
+        """How many links it keeps to each node."""
+        conns = self.options.get("conns", 1)
+        assert isinstance(conns, int)
+        return conns
+
+    def book(self, node: SimNode) -> FleetNode | None:
+        """What it knows of a node; nothing before one that dials has joined."""
+        return None if self.fleet is None else self.fleet._nodes.get(node.key)
+
     def start(self) -> None:
         self.network.dark.pop(self.host, None)
         process = Process(
@@ -223,11 +236,17 @@ class SimHead:
             self.fleet = None
 
     async def _main(self, process: Process) -> None:
-        addresses = tuple(NodeAddress(node.host, PORT, node.identity) for node in self.nodes)
-        options = FleetOptions(addresses, self.name, None, **self.options)  # type: ignore[arg-type]
+        addresses = tuple(
+            NodeAddress(node.host, PORT, node.identity)
+            for node in self.nodes
+            if not node.is_joining
+        )
+        listen = () if addresses else ((self.host, JOIN_PORT),)
+        options = FleetOptions(addresses, self.name, None, listen=listen, **self.options)  # type: ignore[arg-type]
         seeded = random.Random(self.drawn.getrandbits(64))
         fleet = self.fleet = Fleet(options, process, seeded)
         self._knock = asyncio.Event()
+        await fleet.listen()
         async with asyncio.TaskGroup() as group:
             group.create_task(fleet.run())
             group.create_task(self._spawn(fleet, group))

@@ -105,18 +105,19 @@ class Inspector:
         # its clock may drift, its looks at the time be few, and it may have slept between two looks of ours
         late_ms = 2 * pulse_module.PERIOD_MS + WATCH_MS
         longest_ns = HALF_OPEN_S_MAX * SECOND + late_ms * MS
-        stood = [link.link.opened_ns for link in fleet._nodes[node.identity].links]
+        book = head.book(node)
+        stood = [] if book is None else [link.link.opened_ns for link in book.links]
         if stood and now_ns - since_ns > longest_ns and process.now_ns() - min(stood) > longest_ns:
             raise ViolationError(f"{head.name} keeps a link to {node.identity} that is half open")
         self.checks.count("half open", int(bool(stood)))
 
     def died(self, node: SimNode, prompt: tuple[int, ...]) -> None:
         """A prompt kills a process. Whether a head can know is another question: see `saw_down`."""
-        self._killers.setdefault(node.identity, set()).add(prompt)
+        self._killers.setdefault(node.key, set()).add(prompt)
 
     def saw_down(self, fleet: Fleet, node: FleetNode, loss: Loss) -> None:
         """A head loses a node. Only an end that it sees as an end is a suspicion; silence, or a farewell, is none."""
-        left_ns = next(each.farewell_ns for each in self.scene.nodes if each.identity == node.key)
+        left_ns = next(each.farewell_ns for each in self.scene.nodes if each.key == node.key)
         is_stale = left_ns is None or self.world.now_ns - left_ns > FAREWELL_S_MAX * SECOND
         if loss is Loss.GOING and is_stale:
             self.world.broken(f"{node.key} was not told to go, and said goodbye")
@@ -218,7 +219,8 @@ class Inspector:
         is_mid_frame = live.head.link._connection.is_mid_frame  # a flipped length: it hears nothing
         if is_mid_frame or end.is_gone or end.peer is None or end.peer.is_gone:
             return False
-        slot = head.fleet._nodes[node.identity].slots.get(live.number)
+        book = head.book(node)
+        slot = None if book is None else book.slots.get(live.number)
         return slot is None or slot.epoch != live.epoch
 
     def _judge_head(self, head: SimHead) -> None:
@@ -264,6 +266,8 @@ class Inspector:
                 return f"{head.name} is not at rest"
             if fleet._runner.generations or len(fleet._runner.room):
                 return f"{head.name} has generations or tickets"
+            if len(fleet._nodes) != len(self.scene.nodes):
+                return f"{head.name} knows {len(fleet._nodes)} nodes"
             for node in fleet._nodes.values():
                 held = node.view.held
                 if node.slots or held.sessions or held.unreported_tokens or held.reprefills:
@@ -281,8 +285,8 @@ class Inspector:
             return f"{node.identity} has sessions"
         if stats.blocks_used or sum(stats.queued):
             return f"{node.identity} has blocks or a queue"
-        if len(core.agent.roster.heads) != len(self.scene.heads):
+        if len(core.agent.roster.heads) != sum(head.conns for head in self.scene.heads):
             return f"{node.identity} has {len(core.agent.roster.heads)} links"
-        if len(core.listener.links) != len(core.agent.roster.heads):
+        if not node.is_joining and len(core.listener.links) != len(core.agent.roster.heads):
             return f"{node.identity} has links without a head"
         return ""

@@ -7,16 +7,19 @@ the time of a run, and why, is all in `installed`.
 from __future__ import annotations
 
 import contextlib
+import random
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import superfluid_core.link.dial as dial_module
 import superfluid_core.link.listen as listen_module
+import superfluid_noded.joiner as joiner_module
 import superfluid_noded.node as node_module
 import superfluid_noded.prefix_reports as prefix_reports
 from superfluid_core.engine.sim import SimOptions
 from superfluid_core.errors import EngineError
+from superfluid_head.fleet.nodestate import JOINED
 from superfluid_noded.build import Built, Model
 from superfluid_noded.config import NodeConfig, Surroundings, build_config, read_settings
 from superfluid_noded.node import Node
@@ -41,6 +44,17 @@ class _Secrets:
         return f"{self._count:0{2 * size}x}"
 
 
+class _Drawn:
+    """Pauses of nodes that dial, by count: the same on every run."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def SystemRandom(self) -> random.Random:  # noqa: N802 - the name in the module that it stands for
+        self._count += 1
+        return random.Random(self._count)
+
+
 @contextlib.contextmanager
 def patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
     """Replace attributes for a while."""
@@ -61,6 +75,7 @@ def installed() -> Iterator[None]:
         (listen_module, "socket", sockets),
         (node_module, "EngineLoop", VirtualEngineLoop),
         (node_module, "secrets", _Secrets()),
+        (joiner_module, "random", _Drawn()),
         (
             prefix_reports,
             "TURNS",
@@ -114,6 +129,16 @@ class SimNode:
         self.terminated_ns: int | None = None
         self.farewell_ns: int | None = None
         self._server: _Server | None = None
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether it dials the heads."""
+        return bool(self.config.join)
+
+    @property
+    def key(self) -> str:
+        """Its name in a head's books."""
+        return JOINED + self.identity if self.is_joining else self.identity
 
     @property
     def is_up(self) -> bool:

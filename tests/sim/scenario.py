@@ -26,6 +26,7 @@ from superfluid_core.logs import _FIELDS
 from superfluid_core.placement.policies import Policy
 from superfluid_core.session import QosClass, SamplingParams
 from superfluid_head.fleet.events import GenerationRequest
+from superfluid_noded.config import JOIN_PORT
 from tests.sim.checks import Checks
 from tests.sim.faults import Faults
 from tests.sim.head import Client, Manner, SimHead
@@ -33,7 +34,14 @@ from tests.sim.inspector import Inspector
 from tests.sim.lies import Liar, Scene
 from tests.sim.network import Network
 from tests.sim.node import DRAIN_GRACE_MS, MODEL, SimNode, installed, node_config, patched
-from tests.sim.shape import DENSE_EVERY, draw_load, draw_options, draw_shape
+from tests.sim.shape import (
+    DENSE_EVERY,
+    draw_joining,
+    draw_links,
+    draw_load,
+    draw_options,
+    draw_shape,
+)
 from tests.sim.world import MS, SECOND, ViolationError, World
 
 logger = logging.getLogger(__name__)
@@ -79,6 +87,8 @@ class Run:
     def __init__(self, seed: int, only: tuple[str, ...] = (), *, is_dense: bool = False) -> None:
         drawn = self.drawn = random.Random(f"sim {seed}")
         self.shape = draw_shape(drawn, only, is_dense=is_dense or seed % DENSE_EVERY == 0)
+        self.links = draw_links(random.Random(f"links {seed}"))
+        self.is_joining = draw_joining(random.Random(f"joining {seed}"))
         self.world = World()
         self.network = Network(
             self.world, lambda _a, _b: drawn.choice((100_000, 300_000, 2 * MS, 20 * MS))
@@ -107,7 +117,12 @@ class Run:
         drawn, nodes = self.drawn, []
         options = draw_options(drawn, self.shape.pace)
         for number in range(self.shape.nodes):
-            flags = {"max_batch": options.lanes, "drain_grace_ms": DRAIN_GRACE_MS}
+            flags: dict[str, object] = {
+                "max_batch": options.lanes,
+                "drain_grace_ms": DRAIN_GRACE_MS,
+            }
+            if self.is_joining:
+                flags["join"] = [f"127.0.0.{1 + n}:{JOIN_PORT}" for n in range(self.shape.heads)]
             config = node_config(f"n{number}", f"127.0.0.{11 + number}", flags)
             node = SimNode(self.world, self.network, number, options, config)
             node.drift_ppm = drawn.choice((0, 0, -500, 500, 200))
@@ -126,6 +141,7 @@ class Run:
         head.cached_of = self.checks.cached_of
         head.options = {
             "policy": drawn.choice((Policy.LOAD_AWARE, Policy.LOAD_AWARE, *Policy)),
+            **self.links,
         }
         if "wrong weights" in self.shape.kinds:
             head.engine_seeds = [0, 1]
@@ -268,6 +284,8 @@ class _Lines(logging.Handler):
 @contextmanager
 def staged(seed: int, only: tuple[str, ...] = (), *, is_dense: bool = False) -> Iterator[Run]:
     """Draw a run and put the virtual world in place for it; dispose of everything afterwards."""
+    gc.collect()  # the run before
+    gc.freeze()  # what is left are modules: the next look need not go through them again
     gc.disable()
     try:
         with ExitStack() as stack:
@@ -283,8 +301,6 @@ def staged(seed: int, only: tuple[str, ...] = (), *, is_dense: bool = False) -> 
                 run.close()
     finally:
         gc.enable()
-        gc.collect()
-        gc.freeze()  # what is left now are modules: the next look need not go through them again
 
 
 @contextmanager

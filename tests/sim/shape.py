@@ -12,6 +12,7 @@ import random
 from dataclasses import dataclass
 
 from superfluid_core.engine.sim import SimOptions
+from superfluid_core.limits import LinkLimits
 from tests.sim.faults import CALM
 from tests.sim.head import Load
 from tests.sim.oracle import EOS_PROBABILITY
@@ -83,6 +84,22 @@ ALL_KINDS = (
     "goaway race", "boot jump", "starve leases", "busy", "wrong weights", "head crash",
     "head power loss", "faulty node", "burst", "half frame", "half close",
 )  # fmt: skip
+
+
+def draw_joining(drawn: random.Random) -> bool:
+    """Decide whether nodes dial the heads, instead of the heads the nodes."""
+    return drawn.random() < 0.15
+
+
+def draw_links(drawn: random.Random) -> dict[str, object]:
+    """Make up how many links each node gets of a head, and how soon they are worn."""
+    given: dict[str, object] = {}
+    if drawn.random() < 0.2:
+        given["conns"] = drawn.choice((2, 2, 3))
+    if drawn.random() < 0.25:
+        rekey_s, grace_ms = drawn.choice((8, 20, 45)), drawn.choice((500, 3_000, 10_000))
+        given["link_limits"] = LinkLimits(rekey_s=rekey_s, rekey_grace_ms=grace_ms)
+    return given
 
 
 def draw_options(drawn: random.Random, pace: Pace) -> SimOptions:

@@ -74,7 +74,7 @@ class Tally:
         )
 
 
-PASSIVE = ("poison", "slow client", "client leaves", "drift", "single return")
+PASSIVE = ("poison", "slow client", "client leaves", "drift", "single return", "rekey")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,6 +12,7 @@ from superfluid_core.link.link import Link, LinkClosedError
 from superfluid_core.link.setup import LinkSetup
 from superfluid_core.wire.messages import Hello, TokenRow, Tokens
 from superfluid_core.wire.schema import Role
+from tests.sim import scenario
 from tests.sim.scenario import run_seed, staged
 from tests.sim.world import MS, SECOND, Process, World
 
@@ -88,7 +89,25 @@ def test_what_waited_for_a_slow_reader_is_looked_at_once_more_before_it_leaves()
     assert written == []
 
 
-@pytest.mark.parametrize("seed", [93, 189, 492, 548, 929, 1_061])
+def test_nodes_that_join_come_back_to_a_head_that_lost_power(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # each kept its link to the machine that was gone until the idle timeout, two minutes later (seed 92)
+    monkeypatch.setattr(scenario, "draw_joining", lambda _drawn: True)
+    with staged(0, ("crash",)) as run:
+        run.begin()
+        head = run.scene.heads[0]
+        books = [head.book(node) for node in run.scene.nodes]
+        assert all(book is not None and book.is_linked for book in books)
+        head.crash(power=True)
+        run.advance(1.0)
+        head.start()
+        run.advance(14.0)
+        books = [head.book(node) for node in run.scene.nodes]
+        assert all(book is not None and book.is_linked for book in books)
+
+
+@pytest.mark.parametrize("seed", [92, 93, 189, 492, 548, 929, 1_061])
 def test_seeds_that_once_broke_a_promise_keep_it(seed: int) -> None:
     outcome = run_seed(seed)
     assert not outcome.violation

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 READY_S = 40
 SESSIONS = 12
+HIT_MIN = 3
 # whoever has more of its 60 tokens may end with what is on its way already
 FAR_TOKENS = 50
 
@@ -137,11 +139,13 @@ def moved_equals_unbroken(tmp_path: Any, hurt: Any, *, heal: Any = None) -> Any:
 
         def place(number: int, count: int, node: Any) -> None:
             places[number] = (count, node)
-            if number == 0 and count >= 20 and not victims and node is not None:
-                victims.append(node)
-                hurt(nodes[node])
-                hit = [at for at in places.values() if at[0] < FAR_TOKENS and at[1] == node]
-                outcome.update(hit=len(hit))
+            if count >= 20 and not victims:
+                midway = Counter(at[1] for at in places.values() if at[0] < FAR_TOKENS and at[1])
+                victim, hit = max(midway.items(), key=lambda each: each[1], default=("", 0))
+                if hit >= HIT_MIN:
+                    victims.append(victim)
+                    hurt(nodes[victim])
+                    outcome.update(hit=hit)
 
         results = await asyncio.gather(
             *(read(fleet, one, partial(place, number)) for number, one in enumerate(asked))
@@ -164,7 +168,7 @@ def moved_equals_unbroken(tmp_path: Any, hurt: Any, *, heal: Any = None) -> Any:
 
 def test_a_killed_node_changes_no_token_and_no_logprob(tmp_path: Any) -> None:
     outcome = moved_equals_unbroken(tmp_path, lambda node: node.signal(signal.SIGKILL))
-    assert outcome["moves"] >= outcome["hit"] >= 1
+    assert outcome["moves"] >= outcome["hit"] >= HIT_MIN
     assert outcome["faults"] == 1
     assert outcome["waiting"] == 0
 
@@ -181,7 +185,7 @@ def test_a_frozen_node_changes_nothing_and_is_heard_no_more_when_it_wakes(tmp_pa
         assert len(ids) == 20
 
     outcome = moved_equals_unbroken(tmp_path, lambda node: node.signal(signal.SIGSTOP), heal=wake)
-    assert outcome["moves"] >= outcome["hit"] >= 1
+    assert outcome["moves"] >= outcome["hit"] >= HIT_MIN
 
 
 def test_a_drained_node_hands_over_and_is_not_blamed(tmp_path: Any) -> None:
