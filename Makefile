@@ -10,18 +10,19 @@ SHELL := bash
 .DEFAULT_GOAL := help
 BIN := .venv/bin
 STAMP := .venv/.complete
+NATIVE := .venv/native/.complete
 HOURS ?= 100
 MINUTES ?= 10
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help venv demo test lint format chaos soak clients bench clean
+.PHONY: help venv demo test lint format chaos soak clients bench native clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1  /p' Makefile
 
 venv: $(STAMP)  ## .venv with the pinned versions
 
-$(STAMP): pyproject.toml constraints.txt .ci/venv
+$(STAMP): pyproject.toml constraints.txt tests/fuzz.txt .ci/venv
 	.ci/venv
 	touch $@
 
@@ -50,12 +51,15 @@ ifeq ($(SIM),ci)
 else
 	$(BIN)/python -m tests.sim.soak --hours $(HOURS) --jobs $(JOBS)
 	$(BIN)/python -m tests.unit.link.soak_frames
+	$(MAKE) native
+	$(BIN)/python -m tests.unit.simulator.soak_native
 	$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES)
 	$(BIN)/python -m tests.failover.soak
 	$(BIN)/python -m tests.cases.soak --schemas 10000
 	$(BIN)/python -m tests.unit.head_api.soak_lag
-	$(BIN)/python -m pip install -q --no-deps --target .venv/fuzz -r tests/fuzz.txt
 	PYTHONPATH=.venv/fuzz $(BIN)/python -W ignore -m tests.unit.head_api.soak_openapi --cases 1000
+	SUPERFLUID_TEST_KERNELS=20 $(BIN)/python -m pytest --timeout 0 tests/unit/engine_cuda/test_kernels.py
+	$(BIN)/superfluid selftest --device cpu --only engines
 	$(BIN)/superfluid bench scenario kill
 	$(BIN)/superfluid bench scenario kill --engine native --batch-invariant --rounds 13
 	$(BIN)/superfluid bench scenario kill --engine native --rounds 6
@@ -70,6 +74,14 @@ bench: $(STAMP)  ## decode and prefill beside llama-server and transformers, pla
 	$(BIN)/superfluid bench compare $(ARGS)
 	$(BIN)/python -m tests.unit.scheduler.bench_plan
 	$(BIN)/python -m tests.unit.engine_torch.bench_prefix
+
+native: $(NATIVE)  ## the hot modules compiled, in .venv/native; used by whoever puts that folder in PYTHONPATH
+
+$(NATIVE): $(STAMP) .ci/native.py $(shell find superfluid_core superfluid_noded superfluid_head -name '*.py')
+	rm -rf .venv/native .venv/native-build
+	$(BIN)/python .ci/native.py -q build --build-base .venv/native-build --build-lib .venv/native
+	rm -rf .venv/native-build
+	touch $@
 
 clean:  ## remove .venv and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info build dist

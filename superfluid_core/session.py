@@ -1,7 +1,8 @@
 """The shared nouns of one generation.
 
 A *session* is one choice of one request: prompt ids, sampling, class, tenant, absolute limits. These values
-are built at the border (HTTP, wire), validated there, and are trusted everywhere below.
+are built at the border (HTTP, wire), validated there, and are trusted everywhere below. Nobody changes a `SessionSpec`;
+it is not frozen, for it has many fields and a frozen one costs several times as much to make.
 Token ids are plain ints in tuples; lengths count tokens; limits are absolute (never "remaining").
 """
 
@@ -120,7 +121,7 @@ class SamplingParams:
         return self.temperature < 1e-5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class SessionSpec:
     """Everything a node needs to run one choice, from the start or from any delivered token on.
 

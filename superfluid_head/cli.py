@@ -28,6 +28,9 @@ COMMANDS = {
     "fleet": Lazy("superfluid_head.commands.fleet", "fleet", "Manage the fleet."),
     "config": Lazy("superfluid_head.commands.check", "config", "Look at the configuration."),
     "bench": Lazy("superfluid_head.bench.cli", "bench", "Measure an endpoint."),
+    "selftest": Lazy(
+        "superfluid_head.commands.selftest", "selftest", "Check this machine's engine."
+    ),
     "simulate": Lazy(
         "superfluid_head.commands.simulate", "simulate", "Run the real scheduler in virtual time."
     ),

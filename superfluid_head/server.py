@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,8 @@ __all__ = ["http_server", "open_sockets", "run_head"]
 CUT_GRACE_MS = 2_000
 LAG_MS = 500
 REACH_MS = 10_000
+SWITCH_INTERVAL_S = 0.001
+"""How long a thread that reads a large body keeps the event loop waiting for its turn."""
 _LOADING_S = 10.0
 # A model takes its time to load; a supervisor that waits for READY is asked for more, again and again.
 _LOADING = f"EXTEND_TIMEOUT_USEC={3 * int(_LOADING_S) * 1_000_000}\n" + status("loading the model")
@@ -75,6 +78,7 @@ class _Parts:
 async def run_head(config: HeadConfig, clock: Clock) -> None:
     """Serve until told to stop. Raises SuperfluidError when it cannot."""
     asyncio.get_running_loop().set_exception_handler(LoopErrors())
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     sockets = open_sockets(config.http)
     try:
         await _run(config, clock, sockets)

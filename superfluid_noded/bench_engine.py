@@ -31,9 +31,11 @@ from superfluid_core.scheduler.plan import Emits, Finish, Reject, StepDone, Subm
 from superfluid_core.scheduler.scheduler import PoolShape, Scheduler
 from superfluid_core.session import SamplingParams, SessionKey, SessionSpec
 from superfluid_noded import bench_costs
-from superfluid_noded.config import settle_threads
+from superfluid_noded.bench_peers import SglangContender, VllmContender
+from superfluid_noded.config import cache_dir, settle_threads
 
 STREAMS_MAX = 8
+STREAMS_MAX_CUDA = 64
 WINDOW = 2048
 DECODE_PROMPT_TOKENS = 16
 CLOCK = SystemClock()
@@ -58,17 +60,28 @@ def random_prompts(vocabulary: int, streams: int, length: int, seed: int) -> lis
 class NativeContender:
     """Our scheduler and our torch engine, in this process and this thread."""
 
-    def __init__(self, files: ModelFiles, threads: int) -> None:
+    def __init__(
+        self,
+        files: ModelFiles,
+        threads: int,
+        device: str = "auto",
+        cache: Path | None = None,
+        lanes: int | None = None,
+    ) -> None:
         settle_threads()
-        from superfluid_core.engine.torch.engine import TorchOptions, build_torch_engine
+        import torch
 
+        from superfluid_core.engine.torch.build import TorchOptions, build_torch_engine
+
+        is_wide = device != "cpu" and torch.cuda.is_available()
+        lanes = lanes or (STREAMS_MAX_CUDA if is_wide else STREAMS_MAX)
         options = TorchOptions(
-            device="auto", dtype="auto", lanes=STREAMS_MAX, window=WINDOW, threads=threads
+            device=device, lanes=lanes, window=WINDOW, threads=threads or None, cache_dir=cache
         )
         self.engine = build_torch_engine(files, options)
         info = self.engine.describe()
         self.about = f"{info.engine_build}, {info.dtype} on {info.device}, {threads} threads"
-        limits = SchedulerLimits(lanes=STREAMS_MAX, step_tokens=info.step_tokens)
+        limits = SchedulerLimits(lanes=lanes, step_tokens=info.step_tokens)
         pool = PoolShape(info.block_tokens, info.blocks, info.window)
         self.scheduler = Scheduler(limits, pool, cuts_are_free=info.cuts_are_free)
         self._sessions = 0
@@ -246,9 +259,12 @@ def has_fast_bf16() -> bool:
 
 
 CONTENDERS: dict[str, Callable[[ModelFiles, int], Contender]] = {
-    "native": NativeContender,
+    "native": lambda files, threads: NativeContender(files, threads, cache=cache_dir(None)),
+    "torch-ops": NativeContender,
     "llama-server": LlamaServerContender,
     "transformers": TransformersContender,
+    "vllm": VllmContender,
+    "sglang": SglangContender,
 }
 
 
@@ -281,9 +297,13 @@ def rate(contender: Contender, vocabulary: int, request: Request) -> float:
     return counted * SECOND / (max(stream[-1] for stream in times) - all_began_ns)
 
 
-def serve(name: str, files: ModelFiles, threads: int) -> None:
+def serve(name: str, files: ModelFiles, threads: int, device: str) -> None:
     """Load, say what was loaded, answer until the input ends."""
-    contender: Contender = CONTENDERS[name](files, threads)
+    contender: Contender = (
+        NativeContender(files, threads, device, cache_dir(None))
+        if name == "native"
+        else CONTENDERS[name](files, threads)
+    )
     click.echo(json.dumps({"about": contender.about}))
     for line in sys.stdin:
         request = Request(**json.loads(line))
@@ -292,20 +312,23 @@ def serve(name: str, files: ModelFiles, threads: int) -> None:
 
 def record(files: ModelFiles, threads: int, path: Path, repeats: int) -> None:
     """Write what steps of our engine cost, for `superfluid simulate`."""
-    engine = NativeContender(files, threads).engine
+    engine = NativeContender(files, threads, cache=cache_dir(None)).engine
     bench_costs.record_costs(engine, files.name, path, max(1, repeats), click.echo)
 
 
 @click.command(help="One contender of `superfluid bench compare`: JSON lines in, JSON lines out.")
 @click.option("--contender", type=click.Choice(list(CONTENDERS)), default="native")
 @click.option("--model", default="demo", show_default=True)
-@click.option("--threads", default=1, show_default=True)
+@click.option("--threads", default=1, show_default=True, help="0 leaves it to our engine.")
+@click.option("--device", default="auto", show_default=True, help="Of our engine.")
 @click.option("--record-costs", metavar="FILE", help="Measure steps for the simulator instead.")
 @click.option("--repeats", default=5, show_default=True, help="Of every step, for --record-costs.")
-def main(contender: str, model: str, threads: int, record_costs: str | None, repeats: int) -> None:
+def main(
+    contender: str, model: str, threads: int, device: str, record_costs: str | None, repeats: int
+) -> None:
     try:
         if record_costs is None:
-            serve(contender, resolve(model), threads)
+            serve(contender, resolve(model), threads, device)
         else:
             record(resolve(model), threads, Path(record_costs), repeats)
     except (ImportError, OSError, RuntimeError, ValueError, SuperfluidError) as error:

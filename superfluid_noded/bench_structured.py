@@ -66,8 +66,8 @@ class StructuredBench:
 
     def __init__(self, files: ModelFiles, threads: int) -> None:
         settle_threads()
+        from superfluid_core.engine.torch.build import TorchOptions, build_torch_engine
         from superfluid_core.engine.torch.drive import Driver
-        from superfluid_core.engine.torch.engine import TorchOptions, build_torch_engine
 
         self.tokenizer = files.tokenizer()
         size = max(files.config.vocabulary, self.tokenizer.vocabulary)

@@ -7,6 +7,7 @@ for `--engine native`. Errors are words for a person: ConfigError for what was a
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -124,8 +125,8 @@ def _grammars(model: Model) -> Grammars:
     return Grammars(lambda: vocabulary_of(tokenizer, size))
 
 
-def _blocks_enough(model: Model) -> int:
-    return model.lanes * -(-model.window // BLOCK_TOKENS)
+def _blocks_enough(model: Model, block_tokens: int = BLOCK_TOKENS) -> int:
+    return model.lanes * -(-model.window // block_tokens)
 
 
 def scheduler_sizes(
@@ -151,19 +152,31 @@ def scheduler_sizes(
 
 
 def _native(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) -> Engine:
-    from superfluid_core.engine.torch.engine import TorchOptions, build_torch_engine
+    from superfluid_core.engine.torch.build import TorchOptions, build_torch_engine
 
     options = TorchOptions(
         device=config.device,
         dtype=config.dtype,
         lanes=model.lanes,
         window=model.window,
-        kv_blocks=_blocks_enough(model) if model.is_second else config.kv_blocks,
+        kv_blocks=_blocks_enough(model, config.gpu.block_tokens)
+        if model.is_second
+        else config.kv_blocks,
         kv_memory_bytes=None if model.is_second else config.kv_memory_bytes,
         threads=config.threads,
+        cache_dir=config.cache_dir,
         step_tokens=config.step_tokens,
+        block_tokens=config.gpu.block_tokens,
+        attention=config.gpu.attention,
+        gpu_memory_utilization=config.gpu.memory_utilization,
+        graphs=None if config.gpu.graphs else False,
     )
-    return build_torch_engine(model.files, options, clock, grammars=grammars)
+    say = logging.getLogger(__name__).info
+    if config.gpu.ranks > 1 and not model.is_second:
+        from superfluid_core.engine.torch.parallel.launch import build_parallel
+
+        return build_parallel(model.files, options, config.gpu.ranks, clock, say)
+    return build_torch_engine(model.files, options, clock, grammars=grammars, say=say)
 
 
 def _mock(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) -> Engine:

@@ -31,6 +31,7 @@ METRICS_PORT = 8463
 INSTANCES_MAX = 64
 FIM_CONTEXT_MAX = 8192
 
+ATTENTION_BACKENDS = ("auto", "flashinfer", "varlen", "triton", "padded", "reference")
 ENGINES = ("native", "mock", "llamacpp", "mlx")
 _ABSENT_ENGINES = {
     "llamacpp": "the llama.cpp engine is not part of this version; GGUF files run on --engine native "
@@ -64,6 +65,14 @@ def parse_rates(text: str) -> Rates:
         if not 0 <= values[name] <= 1e12:
             raise ValueError(f"{name}: a rate is 0 (no limit) or above")
     return Rates(**values)
+
+
+def parse_share(text: str) -> float:
+    """Parse how much of the memory may be taken: above 0, up to 1."""
+    value = _share(text)
+    if value < 0.1:
+        raise ValueError("a share of memory lies in 0.1..1")
+    return value
 
 
 def _share(text: str) -> float:
@@ -103,9 +112,15 @@ OPTIONS: tuple[Option, ...] = (
     Option("max-batch", "Lanes: sessions that run at once.", integer(1, 1024), 8, metavar="N"),
     Option("device", "Where to run: auto, cpu, cuda, cuda:N.", default="auto", metavar="NAME"),
     Option("dtype", "Numbers to compute in.", choice("auto", "float32", "float16", "bfloat16"), "auto"),
+    Option("cache-dir", "Where compiled ops and dequantized weights are kept, or 'off'.  [default: ~/.cache/superfluid]", metavar="DIR"),
     Option("threads", "CPU threads of the engine.  [default: the engine's choice]", integer(1, 4096), metavar="N"),
     Option("kv-blocks", "KV blocks in the pool.  [default: from memory]", integer(1, _BIG), metavar="N"),
     Option("kv-memory", "Memory for the KV pool, such as 8GiB.", parse_size, metavar="BYTES"),
+    Option("gpu-memory-utilization", "Share for the KV pool of the GPU memory that weights and steps leave.", parse_share, 0.9, metavar="SHARE"),
+    Option("block-size", "Tokens of one KV block.", choice("16", "64"), "16"),
+    Option("attention-backend", f"Attention kernels: {', '.join(ATTENTION_BACKENDS)}.", choice(*ATTENTION_BACKENDS), "auto"),
+    Option("tensor-parallel", "GPUs of this host that share the model.", integer(1, 16), 1, metavar="N"),
+    Option("cuda-graphs", "Record decode steps on a GPU: on, off.", choice("on", "off"), "on"),
     Option("step-tokens", "Tokens in one forward pass.  [default: the engine's]", integer(1, 65_536), metavar="N"),
     *SCHEDULING_OPTIONS,
     Option("fim-model", "A second model for fill-in-the-middle, with lanes of its own.", metavar="MODEL"),
@@ -161,6 +176,17 @@ class FimConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuConfig:
+    """What the native engine is told about its kernels and its memory."""
+
+    memory_utilization: float = 0.9
+    block_tokens: int = 16
+    attention: str = "auto"
+    graphs: bool = True
+    ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Surroundings:
     """What the environment says beside settings: the supervisor's socket and watchdog, a download token."""
 
@@ -187,10 +213,12 @@ class NodeConfig:
     max_batch: int
     device: str
     dtype: str
+    cache_dir: Path | None
     threads: int | None
     kv_blocks: int | None
     kv_memory_bytes: int | None
     step_tokens: int | None
+    gpu: GpuConfig
     scheduling: Scheduling
     fim: FimConfig | None
     record: Path | None
@@ -239,6 +267,11 @@ def settle_threads() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+def settle_triton(*, interpret: bool) -> None:
+    """Say whether Triton runs kernels as Python, unless the environment does; call it before triton is loaded."""
+    os.environ.setdefault("TRITON_INTERPRET", "1" if interpret else "0")
+
+
 def build_config(settings: Mapping[str, Setting], around: Surroundings) -> NodeConfig:
     """Judge the settings together. Raises ConfigError."""
     value = {name: setting.value for name, setting in settings.items()}
@@ -272,10 +305,18 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> NodeC
         max_batch=value["max_batch"],
         device=value["device"],
         dtype=value["dtype"],
+        cache_dir=cache_dir(value["cache_dir"]),
         threads=value["threads"],
         kv_blocks=value["kv_blocks"],
         kv_memory_bytes=value["kv_memory"],
         step_tokens=value["step_tokens"],
+        gpu=GpuConfig(
+            value["gpu_memory_utilization"],
+            int(value["block_size"]),
+            value["attention_backend"],
+            value["cuda_graphs"] == "on",
+            value["tensor_parallel"],
+        ),
         scheduling=scheduling_of(value),
         fim=_fim(value),
         record=_path(value["record"]),
@@ -340,6 +381,18 @@ def _fim(value: Mapping[str, Any]) -> FimConfig | None:
 
 def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
+
+
+def cache_dir(text: str | None) -> Path | None:
+    """Where things that can be made again are kept: as told, else the user's cache; None when it is off or there is none."""
+    if text == "off":
+        return None
+    if text:
+        return Path(text).absolute()
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "superfluid"
+    except RuntimeError:  # no home directory
+        return None
 
 
 def _judge_mock(settings: Mapping[str, Setting]) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 
 from superfluid_core.engine.base import EngineInfo
 from superfluid_core.engine.embedding import POOLINGS, Embedding, Outcome
+from superfluid_core.engine.scores import best_of
 from superfluid_core.errors import ErrorCode, SuperfluidError
 from superfluid_core.limits import WireLimits
 from superfluid_core.wire.messages import Embed, Embedded, Refuse
@@ -20,6 +21,8 @@ from superfluid_noded.judge import NAME_CHARS_SHOWN, Denial
 from superfluid_noded.serving import Serving
 
 FULL_RETRY_MS = 1_000
+SCORED_MIN = 2
+"""Tokens of a text that can be scored: the first one has no score."""
 
 
 class EmbedDesk:
@@ -63,10 +66,11 @@ def judge_embed(message: Embed, info: EngineInfo) -> Denial | None:
     """Say why a text cannot be embedded by this engine."""
     if not info.capabilities.embeddings:
         return Denial(ErrorCode.UNSUPPORTED, "this engine has no embeddings")
-    if message.pooling not in POOLINGS:
+    if message.pooling not in POOLINGS and best_of(message.pooling) is None:
         return Denial(ErrorCode.UNSUPPORTED, f"pooling is one of {', '.join(POOLINGS)}")
-    if not message.ids:
-        return Denial(ErrorCode.INVALID_REQUEST, "the text is empty")
+    least = 1 if message.pooling in POOLINGS else SCORED_MIN
+    if len(message.ids) < least:
+        return Denial(ErrorCode.INVALID_REQUEST, "the text is too short")
     if len(message.ids) > info.window:
         words = f"the text has {len(message.ids)} tokens; the window is {info.window}"
         return Denial(ErrorCode.CONTEXT_LENGTH_EXCEEDED, words)

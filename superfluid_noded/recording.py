@@ -60,8 +60,8 @@ class RecordFile:
         self._recorder = Recorder(salt)
         self._notes: queue.Queue[Note | None] = queue.Queue(CALLS_WAITING_MAX)
         self._is_over = False
-        self._thread = threading.Thread(target=self._write, name="superfluid-record", daemon=True)
-        self._thread.start()
+        self._writing = threading.Thread(target=self._write, name="superfluid-record", daemon=True)
+        self._writing.start()
 
     def add(self, note: Note) -> None:
         """Queue one call; never waits."""
@@ -78,7 +78,7 @@ class RecordFile:
             self._is_over = True
             self._notes.put(lambda recorder: recorder.end())
         self._notes.put(None)
-        self._thread.join(CLOSE_S)
+        self._writing.join(CLOSE_S)
 
     def _give_up(self, cause: str) -> None:
         if not self._is_over:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
-from superfluid_core.scheduler.plan import LanePlan, TickPlan
+from superfluid_core.scheduler.plan import LanePlan, LanePlans, TickPlan
 
 
 @dataclass(slots=True)
@@ -38,24 +39,24 @@ class StepRow:
 class _Columns:
     """The lanes that decode, in parallel. Bases are counted from the tick's first step; `ends` are steps of the tick.
 
-    Made anew on every change: steps that were handed out share them.
+    Made anew on every change: steps that were handed out share them. `places` is the sum of all bases.
     """
 
     lanes: Sequence[int]
     bases: Sequence[int]
     indices: Sequence[int]
     ends: Sequence[int]
+    places: int
 
     def kept(self, is_kept: Sequence[bool]) -> _Columns:
-        rows = zip(self.lanes, self.bases, self.indices, self.ends, is_kept, strict=True)
-        return _columns([row[:4] for row in rows if row[4]])
-
-
-def _columns(rows: Sequence[tuple[int, int, int, int]]) -> _Columns:
-    if not rows:
-        return _Columns([], [], [], [])
-    lanes, bases, indices, ends = zip(*rows, strict=True)
-    return _Columns(list(lanes), bases, indices, ends)
+        bases = list(compress(self.bases, is_kept))
+        return _Columns(
+            list(compress(self.lanes, is_kept)),
+            bases,
+            list(compress(self.indices, is_kept)),
+            list(compress(self.ends, is_kept)),
+            sum(bases),
+        )
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class Step:
     @property
     def context(self) -> int:
         """KV positions that the step reads, over all lanes."""
-        read = sum(self.decoding.bases) + len(self.ids) * (self.shift + 1)
+        read = self.decoding.places + len(self.ids) * (self.shift + 1)
         if self.prompts:
             read += self.prompt_tokens + sum(row.position for row in self.prompts)
         return read
@@ -102,18 +103,13 @@ class StepComposer:
         self._step_tokens = max(1, plan.step_tokens)
         self._steps = 0
         self._step: Step | None = None
-        decoding = [each for each in plan.lanes if each.decoding and each.grant > 0]
+        lanes = plan.lanes if isinstance(plan.lanes, LanePlans) else LanePlans.of(plan.lanes)
         self._columns = _Columns(
-            [each.lane for each in decoding],
-            [each.computed for each in decoding],
-            [each.output_index for each in decoding],
-            [each.grant for each in decoding],
+            lanes.lanes, lanes.computed, lanes.indices, lanes.grants, sum(lanes.computed)
         )
-        self._ids: Sequence[int] = [each.inputs[0] for each in decoding]
-        self._next_end = min(self._columns.ends, default=0)
-        self._prompts = {
-            each.lane: each for each in plan.lanes if not each.decoding and each.inputs
-        }
+        self._ids: Sequence[int] = lanes.tokens
+        self._next_end = min(lanes.grants, default=0)
+        self._prompts = {each.lane: each for each in lanes.prompts if each.inputs}
         # inputs of prompts that were fed already
         self._fed: dict[int, int] = {}
 
@@ -125,12 +121,21 @@ class StepComposer:
         tokens = 0
         if self._prompts:
             prompts = self._cut(self._step_tokens - len(sampling))
-            tokens = sum(len(row.inputs) for row in prompts)
-            sampling = [*sampling, *(row.lane for row in prompts if row.samples)]
+            sampling = [*sampling]
+            for row in prompts:
+                tokens += len(row.inputs)
+                if row.samples:
+                    sampling.append(row.lane)
         elif not sampling:
             return None
         self._step = Step(columns, self._ids, self._steps, prompts, tokens, sampling)
         return self._step
+
+    def steady(self) -> int:
+        """Count the steps, from the one composed now on, that hold the same decoding lanes if none ends early."""
+        if self._prompts or not self._columns.lanes:
+            return 0
+        return self._next_end - self._steps
 
     def commit(self, lanes: Sequence[int], ids: Sequence[int]) -> None:
         """Advance past the step composed last; `ids[i]` was drawn for `lanes[i]`. Who should have drawn and did not ends."""
@@ -138,13 +143,17 @@ class StepComposer:
         assert step is not None, "no step was composed"
         self._steps += 1
         if step.decoding is self._columns and lanes == step.sampling:
-            self._ids = ids[: len(step.ids)] if step.prompts else ids
+            count = len(step.ids)
+            self._ids = ids[:count] if step.prompts else ids
+            # whose prompts are complete come behind those that decode
+            drawn = zip(lanes[count:], ids[count:], strict=True)
         else:
+            drawn = zip(lanes, ids, strict=True)
             self._keep_drawn(dict(zip(lanes, ids, strict=True)))
         if step.prompts:
-            self._feed(step.prompts, dict(zip(lanes, ids, strict=True)))
+            self._feed(step.prompts, dict(drawn))
         if self._steps >= self._next_end:
-            self._keep([end > self._steps for end in self._columns.ends])
+            self._keep(list(map(self._steps.__lt__, self._columns.ends)))
 
     def drop(self, lane: int) -> None:
         """No further step of this tick holds `lane` (it ended or failed)."""
@@ -191,18 +200,21 @@ class StepComposer:
     def _join(self, plans: Sequence[LanePlan], drawn: dict[int, int]) -> None:
         """Append lanes that have drawn their first id in this tick."""
         columns, steps = self._columns, self._steps
-        self._ids = [*self._ids, *(drawn[plan.lane] for plan in plans)]
+        bases = [plan.computed + len(plan.inputs) - steps for plan in plans]
+        ends = [*columns.ends, *[plan.grant - 1 + steps for plan in plans]]
+        self._ids = [*self._ids, *[drawn[plan.lane] for plan in plans]]
         self._columns = _Columns(
-            [*columns.lanes, *(plan.lane for plan in plans)],
-            [*columns.bases, *(plan.computed + len(plan.inputs) - steps for plan in plans)],
-            [*columns.indices, *(plan.output_index + 1 - steps for plan in plans)],
-            [*columns.ends, *(plan.grant - 1 + steps for plan in plans)],
+            [*columns.lanes, *[plan.lane for plan in plans]],
+            [*columns.bases, *bases],
+            [*columns.indices, *[plan.output_index + 1 - steps for plan in plans]],
+            ends,
+            columns.places + sum(bases),
         )
-        self._next_end = min(self._columns.ends)
+        self._next_end = min(ends)
 
     def _keep(self, is_kept: Sequence[bool]) -> None:
         if all(is_kept):
             return
-        self._ids = [token for token, kept in zip(self._ids, is_kept, strict=True) if kept]
+        self._ids = list(compress(self._ids, is_kept))
         self._columns = self._columns.kept(is_kept)
         self._next_end = min(self._columns.ends, default=0)

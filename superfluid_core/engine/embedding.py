@@ -28,6 +28,7 @@ class Embedder(Protocol):
     def embed(self, ids: Sequence[int], pooling: str) -> Iterator[bytes | None]:
         """Compute in bounded passes: None after each, at last the vector, little-endian float32 of length 1.
 
+        `pooling` may also be a wish for scores (scores.py).
         Raises SuperfluidError when this text cannot be done; the engine goes on.
         """
         ...

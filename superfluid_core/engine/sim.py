@@ -22,6 +22,7 @@ from itertools import count
 from superfluid_core.clock import Clock
 from superfluid_core.engine.base import Capabilities, EngineInfo, Interrupted, OnStep
 from superfluid_core.engine.compose import Step, StepComposer, StepRow
+from superfluid_core.engine.scores import best_of
 from superfluid_core.engine.script import Answer, Fault, Script, ScriptToken, TokenTexts
 from superfluid_core.engine.stand_ins import (
     NumberedTexts,
@@ -29,6 +30,7 @@ from superfluid_core.engine.stand_ins import (
     ThreadPause,
     closers_of,
     draw_masked,
+    hashed_scores,
     hashed_vector,
 )
 from superfluid_core.errors import EngineError, ErrorCode
@@ -193,7 +195,7 @@ class SimEngine:
         return TickDone(plan.tick, outcome, steps, self._clock.now_ns() - began_ns)
 
     def embed(self, ids: Sequence[int], pooling: str) -> Iterator[bytes | None]:
-        """Hash a text into a vector, in passes that take the time of their tokens; see `Embedder.embed`."""
+        """Hash a text into a vector or into scores, in passes that take the time of their tokens; see `Embedder.embed`."""
         options = self._options
         for first in range(0, len(ids), options.step_tokens):
             tokens = min(options.step_tokens, len(ids) - first)
@@ -201,7 +203,11 @@ class SimEngine:
                 raise EngineError("the engine was closed")
             if first + tokens < len(ids):
                 yield None
-        yield hashed_vector(ids, pooling, options.seed)
+        best = best_of(pooling)
+        if best is None:
+            yield hashed_vector(ids, pooling, options.seed)
+        else:
+            yield hashed_scores(ids, best, options.seed, self._texts.vocabulary)
 
     # --- one step -----------------------------------------------------------------------------
 

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Protocol
 
+from superfluid_core.engine.scores import pack_scores
 from superfluid_core.engine.script import TokenTexts
 from superfluid_core.errors import ModelFilesError
 from superfluid_core.grammar.lanes import Mask
+from superfluid_core.session import TokenLogprobs
 
 FEW = 64
 VECTOR_SIZE = 64
@@ -96,6 +98,19 @@ def draw_masked(
         return None
     found = [token for token in mask.ids() if may(token)]
     return found[(place >> 2) % len(found)] if found else None
+
+
+def hashed_scores(ids: Sequence[int], best: int, seed: int, vocabulary: int) -> bytes:
+    """Invent log-probabilities of a text's tokens: ordered, finite, and the same on every run."""
+    rows = []
+    for at in range(1, len(ids)):
+        told = f"{seed} {at} {ids[at - 1]} {ids[at]}".encode("ascii")
+        place = int.from_bytes(blake2b(told, digest_size=4, person=b"superfluid-lpr").digest())
+        logprob = -0.01 - place % 1_000_000 / 100_000
+        others = ((ids[at] + step) % vocabulary for step in range(min(best, vocabulary)))
+        top = tuple((token, logprob - 0.7 * step) for step, token in enumerate(others))
+        rows.append(TokenLogprobs(logprob, top))
+    return pack_scores(rows)
 
 
 def hashed_vector(ids: Sequence[int], pooling: str, seed: int) -> bytes:

@@ -39,16 +39,14 @@ class PoolShape:
 class BlockPool:
     """Free list and reference counts. Misuse is a broken invariant of ours and asserts."""
 
-    __slots__ = ("_free", "_references", "total")
+    __slots__ = ("_free", "_references", "free", "total")
 
     def __init__(self, blocks: int) -> None:
         self.total = blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._references = [0] * blocks
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
+        # how many are free; nobody else writes it
+        self.free = blocks
 
     def references(self, block: int) -> int:
         return self._references[block]
@@ -58,20 +56,22 @@ class BlockPool:
         block = self._free.pop()
         assert self._references[block] == 0, "a free block had a holder"
         self._references[block] = 1
+        self.free -= 1
         return block
 
     def retain(self, block: int) -> bool:
         """Add a holder; True when the block was idle before."""
-        self._references[block] += 1
-        return self._references[block] == 1
+        self._references[block] = count = self._references[block] + 1
+        return count == 1
 
     def release(self, block: int) -> bool:
         """Remove a holder; True when it was the last one, and the block is idle now."""
-        assert self._references[block] > 0, "a block was released more often than taken"
-        self._references[block] -= 1
-        return self._references[block] == 0
+        self._references[block] = count = self._references[block] - 1
+        assert count >= 0, "a block was released more often than taken"
+        return not count
 
     def give_back(self, block: int) -> None:
         """Make an idle block free."""
         assert self._references[block] == 0, "a held block was given back"
         self._free.append(block)
+        self.free += 1

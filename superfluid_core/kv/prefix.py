@@ -73,10 +73,11 @@ class PrefixCache:
 
     def allocate(self) -> int:
         """Take a block of one's own, evicting a leaf when none is free. The caller has checked `reachable`."""
-        if not self._pool.free:
+        pool = self._pool
+        if not pool.free:
             evicted = self.evict_one()
             assert evicted, "nothing is free and nothing is idle"
-        return self._pool.allocate()
+        return pool.allocate()
 
     def take(self, block: int) -> None:
         """One more session holds `block`."""
@@ -85,11 +86,12 @@ class PrefixCache:
 
     def drop(self, block: int) -> None:
         """Let go of `block` for one session: it stays findable if it was published, else it is free."""
-        if not self._pool.release(block):
+        pool = self._pool
+        if not pool.release(block):
             return
         node = self._by_block.get(block)
         if node is None:
-            self._pool.give_back(block)
+            pool.give_back(block)
             return
         self.idle += 1
         self._clock += 1
@@ -210,10 +212,11 @@ class PrefixCache:
             self._push(above)
 
     def _note(self, name: bytes, *, appeared: bool) -> None:
-        if self._changes.get(name) is (not appeared):
-            del self._changes[name]
+        changes = self._changes
+        if changes.get(name) is (not appeared):
+            del changes[name]
         else:
-            self._changes[name] = appeared
+            changes[name] = appeared
 
     def _repush(self, node: _Node) -> None:
         if node.children or self._pool.references(node.block):

@@ -15,7 +15,7 @@ All of it is linear in the request, which is why a node's part can be computed o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -56,10 +56,11 @@ class Estimate:
 class Curve:
     """How long one decode step takes, by the number of lanes: measured points, interpolated, each asked for once."""
 
-    __slots__ = ("_known", "_points", "rates")
+    __slots__ = ("_decoding", "_known", "_points", "rates")
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
+        self._decoding: dict[tuple[int, int], tuple[float, float]] = {}
         self._points = sorted((n, n / rate) for n, rate in rates if n > 0 and rate > 0.0)
         self._known: dict[int, float] = {}
 
@@ -71,6 +72,14 @@ class Curve:
         found = self._known.get(lanes)
         if found is None:
             found = self._known[lanes] = _interpolate(self._points, max(1, lanes))
+        return found
+
+    def decoding(self, in_progress: int, lanes: int) -> tuple[float, float]:
+        """Seconds a token of output that one more session waits and slows down, with so many in progress."""
+        key = (in_progress, lanes)
+        found = self._decoding.get(key)
+        if found is None:
+            found = self._decoding[key] = _decoding(self.step, in_progress, lanes)
         return found
 
 
@@ -170,14 +179,21 @@ def figures(node: NodeView, offer: Offer, curve: Curve, rates: FleetRates) -> Fi
     per_prompt = 1.0 / rates.rate(work.load.prefill_rate)
     lanes = max(1, offer.lanes)
     in_progress = work.in_progress
+    if curve.is_known:
+        waiting, slowing = curve.decoding(in_progress, lanes)
+    else:
+        waiting, slowing = _decoding(rates.step, in_progress, lanes)
+    backlog = work.queued_tokens * per_prompt
+    return Figures(backlog, per_prompt, waiting, slowing, waiting + slowing)
+
+
+def _decoding(step: Callable[[int], float], in_progress: int, lanes: int) -> tuple[float, float]:
+    """Seconds a token of output: the wait for a lane, and what one more lane costs those that run and they it."""
     running = min(in_progress, lanes)
-    step = curve.step if curve.is_known else rates.step
     now, then = step(running), step(running + 1)
     slowing = running * max(0.0, then - now) + max(0.0, then - step(1))
     ahead = max(0, in_progress - lanes + 1)
-    waiting = ahead * step(lanes) / lanes
-    backlog = work.queued_tokens * per_prompt
-    return Figures(backlog, per_prompt, waiting, slowing, waiting + slowing)
+    return ahead * step(lanes) / lanes, slowing
 
 
 def estimate(

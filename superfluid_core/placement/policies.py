@@ -63,9 +63,9 @@ class Score:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Compared:
-    """What a choice was made of, as it was at that moment; made readable only when somebody asks."""
+    """What a choice was made of, as it was at that moment; made readable only when somebody asks. Nobody changes it."""
 
     policy: Policy
     request: PlacementRequest
@@ -102,9 +102,9 @@ class Compared:
                 return Score(name, verdict.value, float(distance))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
-    """The node that takes the request. `max_output` is lower than asked when only a smaller window was left."""
+    """The node that takes the request. `max_output` is lower than asked when only a smaller window was left. Nobody changes it."""
 
     node: str
     max_output: int

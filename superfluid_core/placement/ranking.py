@@ -279,10 +279,14 @@ def _take_off(card: Card) -> None:
         card.shelf = None
 
 
+def _is_same(known: PlacementLimits, limits: PlacementLimits) -> bool:
+    return known is limits or known == limits
+
+
 def ranking_of(view: FleetView, policy: Policy, limits: PlacementLimits, now_ns: int) -> Ranking:
     """Return the view's ranking, up to date."""
     ranking = view.ranking
-    if ranking is None or ranking.policy is not policy or ranking.limits != limits:
+    if ranking is None or ranking.policy is not policy or not _is_same(ranking.limits, limits):
         ranking = view.ranking = Ranking(view, policy, limits)
     ranking.refresh(now_ns)
     return ranking

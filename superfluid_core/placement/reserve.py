@@ -119,9 +119,11 @@ class Reservation:
         """Count this session in its class and in its tenant's."""
         held, qos = self._held, self.qos
         held.by_class[qos] += change
-        counts = held.by_tenant.setdefault(self.tenant, [0] * len(QosClass))
+        counts = held.by_tenant.get(self.tenant)
+        if counts is None:
+            counts = held.by_tenant[self.tenant] = [0] * len(QosClass)
         counts[qos] += change
-        if not any(counts):
+        if change < 0 and not any(counts):
             del held.by_tenant[self.tenant]
 
 

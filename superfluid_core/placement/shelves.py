@@ -85,11 +85,13 @@ class Shelf(Protocol):
 
 
 class _Bin:
-    """Nodes of nearly the same rates, sorted by backlog. `per_*` are lower bounds of what is here."""
+    """Nodes of nearly the same rates, sorted by backlog. `per_*` are lower bounds of what is here, `least` is the first backlog."""
 
-    __slots__ = ("groups", "order", "per_output", "per_prompt")
+    __slots__ = ("groups", "key", "least", "order", "per_output", "per_prompt")
 
-    def __init__(self, part: Figures) -> None:
+    def __init__(self, key: tuple[int, int], part: Figures) -> None:
+        self.key = key
+        self.least = part.backlog
         self.order: list[Figures] = []
         self.groups: dict[Figures, list[int]] = {}
         self.per_prompt = part.per_prompt
@@ -102,8 +104,13 @@ class _Bin:
             return
         self.groups[part] = [position]
         insort(self.order, part)
-        self.per_prompt = min(self.per_prompt, part.per_prompt)
-        self.per_output = min(self.per_output, part.per_output)
+        backlog, per_prompt, _, _, per_output = part
+        if backlog < self.least:
+            self.least = backlog
+        if per_prompt < self.per_prompt:
+            self.per_prompt = per_prompt
+        if per_output < self.per_output:
+            self.per_output = per_output
 
     def remove(self, part: Figures, position: int) -> None:
         group = self.groups[part]
@@ -111,6 +118,8 @@ class _Bin:
         if not group:
             del self.groups[part]
             del self.order[bisect_left(self.order, part)]
+            if self.order:
+                self.least = self.order[0][0]
 
 
 class SecondsShelf:
@@ -118,39 +127,38 @@ class SecondsShelf:
 
     def __init__(self) -> None:
         self._bins: dict[tuple[int, int], _Bin] = {}
-        self._count = 0
+        # who lies where, by position
+        self._places: dict[int, _Bin] = {}
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._places)
 
     def add(self, entry: Entry) -> None:
-        part = entry.figures
+        position, part, _ = entry
         key = _bin_key(part)
         found = self._bins.get(key)
         if found is None:
-            found = self._bins[key] = _Bin(part)
-        found.add(part, entry.position)
-        self._count += 1
+            found = self._bins[key] = _Bin(key, part)
+        found.add(part, position)
+        self._places[position] = found
 
     def remove(self, entry: Entry) -> None:
-        key = _bin_key(entry.figures)
-        found = self._bins[key]
+        found = self._places.pop(entry.position)
         found.remove(entry.figures, entry.position)
         if not found.order:
-            del self._bins[key]
-        self._count -= 1
+            del self._bins[found.key]
 
     def search(self, query: Query, found: Found) -> None:
-        uncached, output = query.uncached, query.output
+        uncached, output, _, _ = query
         bins = list(self._bins.values())
         bounds = [
-            each.order[0][0] + uncached * each.per_prompt + output * each.per_output
-            for each in bins
+            each.least + uncached * each.per_prompt + output * each.per_output for each in bins
         ]
         first = bounds.index(min(bounds))
         _scan(bins[first], uncached, output, found)
-        for place, bound in enumerate(bounds):
-            if bound <= found.limit and place != first:
+        limit = found.limit
+        for place in [place for place, bound in enumerate(bounds) if bound <= limit]:
+            if place != first and bounds[place] <= found.limit:
                 _scan(bins[place], uncached, output, found)
 
 

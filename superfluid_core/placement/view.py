@@ -85,8 +85,9 @@ class Work:
 
     @property
     def in_progress(self) -> int:
-        reported = self.load.lanes_busy + self.load.queued - self.held.departed
-        return max(0, reported) + self.held.unreported_sessions
+        load, held = self.load, self.held
+        reported = load.lanes_busy + load.queued - held.departed
+        return (reported if reported > 0 else 0) + held.unreported_sessions
 
     @property
     def queued_tokens(self) -> int:
@@ -142,8 +143,9 @@ class NodeView(Work):
 
     def touch(self) -> None:
         """Note that `held` or `others` changed."""
+        name = self.name
         for changed in self.watchers:
-            changed[self.name] = None
+            changed[name] = None
 
     def work(self, offer: Offer) -> Work:
         """Return the work of the engine that serves `offer`."""
@@ -205,12 +207,12 @@ class FleetView:
         self.ranking = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PlacementRequest:
     """What placement needs to know about one choice. Lengths are tokens; `max_output` is absolute.
 
     `weights` restricts a session that has begun to equal numbers. `avoid` names the node that just failed it: used only
-    if nothing else can. `cached` maps node names to context tokens that their prefix cache holds.
+    if nothing else can. `cached` maps node names to context tokens that their prefix cache holds. Nobody changes it.
     """
 
     model: str

@@ -57,8 +57,12 @@ class Accounts:
             return chain[index]
         size = self.shape.block_tokens
         parent = chain[-1][0] if chain else session.root
+        prompt = session.spec.prompt
         for start in range(len(chain) * size, (index + 1) * size, size):
-            tokens = tuple(session.context[start : start + size])
+            end = start + size
+            # the prompt is a tuple already
+            tokens = prompt[start:end] if end <= session.prompt else None
+            tokens = tokens or tuple(session.context[start:end])
             name = block_hash(parent, tokens)
             chain.append((name, parent, tokens))
             parent = name
@@ -159,23 +163,24 @@ class Accounts:
     def publish(self, session: Session) -> None:
         """Make every block findable that is full by now; where another was first, move over to it."""
         full = session.computed // self.shape.block_tokens
-        if session.published >= full:
+        index = session.published
+        if index >= full:
             return
-        while session.published < full and not session.is_private:
-            index = session.published
+        blocks, publish = session.blocks, self.cache.publish
+        while index < full and not session.is_private:
             name, parent, tokens = self._key(session, index)
-            above = session.blocks[index - 1] if index else None
-            own = session.blocks[index]
-            block = self.cache.publish(name, above, parent, tokens, own)
+            own = blocks[index]
+            block = publish(name, blocks[index - 1] if index else None, parent, tokens, own)
             if block is None:
                 session.is_private = True
                 return
             if block != own:
                 self.cache.take(block)
                 self.cache.drop(own)
-                session.blocks[index] = block
+                blocks[index] = block
                 session.table = None
-            session.published += 1
+            index += 1
+            session.published = index
 
     def next_due(self, session: Session) -> int:
         """Say at which length of its context a decoding session has filled its next block, or ends."""

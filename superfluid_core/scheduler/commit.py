@@ -6,7 +6,6 @@ reported less. A session's first token leaves with the step that made it (S2), a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import compress
 
 from superfluid_core.errors import ErrorCode
@@ -20,7 +19,7 @@ from superfluid_core.scheduler.plan import (
     TickOutcome,
 )
 from superfluid_core.scheduler.records import Phase, Session
-from superfluid_core.scheduler.state import Column, Flight, State
+from superfluid_core.scheduler.state import Flight, State
 from superfluid_core.session import FinishReason
 
 _REFUSALS_MAX = 2
@@ -32,7 +31,7 @@ def commit_step(state: State, step: StepDone, now_ns: int) -> list[Effect]:
     if flight is None or flight.plan.tick != step.tick:
         return []
     effects: list[Effect] = []
-    prefilled = _commit_prompt(state, flight, step, effects, now_ns)
+    prefilled = _commit_prompt(state, flight, step, effects, now_ns) if step.prefilled else 0
     for fault in step.faults:
         _commit_fault(state, flight, fault, effects)
     decoded = _commit_tokens(state, flight, step, effects)
@@ -49,6 +48,7 @@ def commit_tick(state: State, done: TickDone) -> list[Effect]:
     if flight is None or flight.plan.tick != done.tick:
         return []
     state.flight = None
+    state.column.write()
     _commit_moves(state, flight, done.outcome)
     if not done.steps:
         state.lanes.restore_changes(flight.plan.starts, flight.plan.frees)
@@ -116,68 +116,51 @@ def _commit_prompt(
 
 
 def _commit_tokens(state: State, flight: Flight, step: StepDone, effects: list[Effect]) -> int:
-    """Write the ids that the step drew; returns how many of them counted.
+    """Take the ids that the step drew; returns how many of them counted.
 
-    The hot loop of the scheduler: every decoding lane passes here in every step, and mostly it only gets longer. What
-    else may happen to it happens when its context reaches `due` (a block is full, its last token) or at a stop id.
+    Every decoding lane passes here in every step, and mostly it only gets longer: see column.py. What else may happen to it
+    happens when its context reaches `due` (a block is full, its last token) or at a stop id.
     """
     ids, logprobs = step.ids, step.logprobs
-    column = flight.column
-    if column is not None and column.lanes == step.lanes:
-        column.indices = [index + 1 for index in column.indices]
-    else:
-        column = flight.column = _column(flight, step.lanes)
+    column = state.column
+    if column.lanes is None or column.lanes != step.lanes:
+        column.align(step.lanes, flight.lanes)
         if len(column.sessions) < len(ids):
-            # somebody left: this column's places are not those of any step to come
-            flight.column = None
+            # somebody left: what was drawn for him is discarded
             here = [lane in flight.lanes for lane in step.lanes]
             ids = list(compress(ids, here))
             logprobs = None if logprobs is None else list(compress(logprobs, here))
     sessions = column.sessions
     if not sessions:
         return 0
+    decoded = len(sessions)
+    reached = column.add(ids)
     effects.append(Emits(column.keys, column.indices, ids, logprobs))
     policy = state.queues.policy
-    charges = policy.charges
-    for session, token in zip(sessions, ids, strict=True):
-        context = session.context
-        context.append(token)
-        session.meter[1] += 1
-        if charges:
+    if policy.charges:
+        for session in sessions:
             policy.on_tokens(session, 0, 1)
-        if len(context) >= session.due or token in session.spec.stop_ids:
+    if reached:
+        for session, token in reached:
             _reach(state, session, token, effects)
-        else:
-            session.computed += 1
-    return len(sessions)
-
-
-def _column(flight: Flight, lanes: Sequence[int]) -> Column:
-    """Find who of `lanes` is still here."""
-    here = flight.lanes
-    sessions = [here[lane] for lane in lanes if lane in here]
-    return Column(
-        lanes,
-        sessions,
-        [session.spec.key for session in sessions],
-        [len(session.context) - session.prompt for session in sessions],
-    )
+        column.judge(reached)
+    return decoded
 
 
 def _reach(state: State, session: Session, token: int, effects: list[Effect]) -> None:
     """Judge a token that means more: the first one, one behind a full block, the last one."""
     context = session.context
+    length = len(context)
     if session.phase is Phase.PREFILLING:
-        state.promote_to_decode(session, session.computed)
+        state.promote_to_decode(session, length - 1)
     else:
-        session.computed = len(context) - 1
         if not session.computed % state.accounts.shape.block_tokens:
             state.accounts.publish(session)
         session.due = state.accounts.next_due(session)
     spec = session.spec
     if token in spec.stop_ids and session.output > spec.min_output:
         retire(state, session, FinishReason.STOP, effects, stop_id=token)
-    elif len(context) >= session.context_limit:
+    elif length >= session.context_limit:
         retire(state, session, FinishReason.LENGTH, effects)
 
 

@@ -8,6 +8,9 @@ Nothing here decides. Inputs and effects are immediate; a `TickPlan` is run by a
 
 A lane that prefills has `computed` < len(context) - 1; a lane that decodes has `computed` == len(context) - 1: its last
 sampled id is the one input that is still to be fed.
+
+Nobody changes any of these values once it is made. Those that come with every session, step or tick are not frozen for all
+that: a frozen one costs four times as much to make.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import overload
 
 from superfluid_core.errors import ErrorCode
 from superfluid_core.session import (
@@ -28,7 +32,7 @@ from superfluid_core.session import (
 # --- inputs ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Submit:
     """A new session asks for a lane. Answered by Accepted or Reject, at once."""
 
@@ -87,7 +91,7 @@ class TickOutcome(StrEnum):
     REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class TickDone:
     """The plan is no longer in flight. What was not reported by a StepDone did not happen.
 
@@ -127,7 +131,7 @@ Input = Submit | Cancel | SetQos | StepDone | TickDone | Pressure | Drain
 # --- effects --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Accepted:
     """The session is queued; `position` sessions of its class or better stand before it."""
 
@@ -136,7 +140,7 @@ class Accepted:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Progress:
     """Context tokens computed so far, of `total`; `cached` of them came from the prefix cache."""
 
@@ -154,6 +158,35 @@ class Emit:
     index: int
     token: int
     logprobs: TokenLogprobs | None
+
+
+class Indices(Sequence[int]):
+    """Numbers that all grow by one a step: `bases[i] + shift`. Worked out when somebody reads them."""
+
+    __slots__ = ("_bases", "_shift")
+
+    def __init__(self, bases: Sequence[int], shift: int) -> None:
+        self._bases = bases
+        self._shift = shift
+
+    def __len__(self) -> int:
+        return len(self._bases)
+
+    def __iter__(self) -> Iterator[int]:
+        shift = self._shift
+        return iter([base + shift for base in self._bases])
+
+    def __contains__(self, index: object) -> bool:
+        return isinstance(index, int) and index - self._shift in self._bases
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[int]: ...
+
+    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
+        return list(self)[place]
 
 
 @dataclass(slots=True)
@@ -174,7 +207,7 @@ class Emits:
         return map(Emit, self.keys, self.indices, self.ids, logprobs)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Finish:
     """The one terminal event of an accepted session. `stop_id` is the id that ended it, if one did."""
 
@@ -196,7 +229,7 @@ class Reject:
     retry_after_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Interrupt:
     """Ask the engine to stop the tick in flight at its next step."""
 
@@ -208,7 +241,7 @@ Effect = Accepted | Progress | Emits | Finish | Reject | Interrupt
 # --- the plan -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class LaneStart:
     """A session takes a lane: the engine builds its sampling row from this, once.
 
@@ -239,6 +272,69 @@ class LanePlan:
     blocks: tuple[int, ...]
 
 
+class LanePlans(Sequence[LanePlan]):
+    """The lanes of a plan: decoding ones as parallel columns, then prompts. Nobody changes them.
+
+    Columns, for most ticks carry the same decoding lanes and an object for each would be most of what a plan costs. `tokens`
+    are their inputs, one each. The rows of a `LanePlan` each are made when somebody asks for them.
+    """
+
+    __slots__ = ("_rows", "computed", "grants", "indices", "lanes", "prompts", "tables", "tokens")
+
+    def __init__(
+        self,
+        decoding: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], Sequence[int]],
+        tables: Sequence[tuple[int, ...]],
+        prompts: Sequence[LanePlan],
+    ) -> None:
+        """Take the columns of `decoding` in this order: lanes, computed, tokens, grants, indices."""
+        self.lanes, self.computed, self.tokens, self.grants, self.indices = decoding
+        self.tables = tables
+        self.prompts = prompts
+        self._rows: tuple[LanePlan, ...] | None = None
+
+    @staticmethod
+    def of(rows: Sequence[LanePlan]) -> LanePlans:
+        """Split rows into those columns; a decoding lane without a grant has no part in them."""
+        decoding = [each for each in rows if each.decoding and each.grant > 0]
+        columns = (
+            [each.lane for each in decoding],
+            [each.computed for each in decoding],
+            [each.inputs[0] for each in decoding],
+            [each.grant for each in decoding],
+            [each.output_index for each in decoding],
+        )
+        prompts = [each for each in rows if not each.decoding]
+        return LanePlans(columns, [each.blocks for each in decoding], prompts)
+
+    def __len__(self) -> int:
+        return len(self.lanes) + len(self.prompts)
+
+    def __iter__(self) -> Iterator[LanePlan]:
+        return iter(self._all())
+
+    @overload
+    def __getitem__(self, place: int) -> LanePlan: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[LanePlan]: ...
+
+    def __getitem__(self, place: int | slice) -> LanePlan | Sequence[LanePlan]:
+        return self._all()[place]
+
+    def _all(self) -> tuple[LanePlan, ...]:
+        if self._rows is None:
+            columns = (self.lanes, self.computed, self.tokens, self.grants, self.indices)
+            rows = [
+                LanePlan(lane, True, computed, (token,), grant, index, table)
+                for lane, computed, token, grant, index, table in zip(
+                    *columns, self.tables, strict=True
+                )
+            ]
+            self._rows = (*rows, *self.prompts)
+        return self._rows
+
+
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
     """Copy one whole KV block inside the pool (copy-on-write)."""
@@ -258,7 +354,7 @@ class Park:
     blocks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TickPlan:
     """One engine call. Order: park_drop, park_out, park_in, copies, then `frees`, `starts`, then the steps.
 
@@ -266,7 +362,7 @@ class TickPlan:
     """
 
     tick: int
-    lanes: tuple[LanePlan, ...]
+    lanes: Sequence[LanePlan]
     step_tokens: int
     starts: tuple[LaneStart, ...] = ()
     frees: tuple[int, ...] = ()

@@ -13,12 +13,14 @@ from superfluid_core.scheduler import budgets
 from superfluid_core.scheduler.admission import URGENT, admit
 from superfluid_core.scheduler.budgets import PrefillCap
 from superfluid_core.scheduler.growth import make_room
-from superfluid_core.scheduler.plan import LanePlan, Park, TickPlan
+from superfluid_core.scheduler.plan import LanePlan, LanePlans, Park, TickPlan
 from superfluid_core.scheduler.pressure import shed
 from superfluid_core.scheduler.records import Phase, Session
 from superfluid_core.scheduler.rules import PrefillMode
 from superfluid_core.scheduler.state import Flight, State
 from superfluid_core.session import QosClass
+
+_Columns = tuple[list[int], list[int], list[int], list[int], list[int]]
 
 
 @dataclass(slots=True)
@@ -292,22 +294,24 @@ def _launch(
 ) -> TickPlan | None:
     if not work.lanes:
         return None
-    lanes: list[LanePlan] = []
-    flight: dict[int, Session] = {}
-    granted = _grant_decoding(state, work.decoding, rounds, lanes)
-    for session in work.decoding:
-        flight[session.lane] = session
+    if state.column.sessions != work.decoding:
+        state.column.clear()
+    everybody = state.lanes.decoding
+    if len(everybody) == len(work.decoding):
+        flight = everybody.copy()
+    else:
+        flight = {session.lane: session for session in work.decoding}
+    columns, tables = _grant_decoding(state, work.decoding, rounds, list(flight))
+    prompts: list[LanePlan] = []
     for share in work.prompts:
         session = share.session
-        grant = share.grant(rounds)
-        lanes.append(_lane_of_prompt(state, share, grant))
+        prompts.append(_lane_of_prompt(state, share, share.grant(rounds)))
         flight[session.lane] = session
-        granted += grant
     starts, frees = state.lanes.drain_changes()
     drops, outs, ins = state.accounts.park.drain()
     made = TickPlan(
         state.tick,
-        tuple(lanes),
+        LanePlans(columns, tables, prompts),
         cap.step_tokens,
         starts=starts,
         frees=frees,
@@ -316,40 +320,38 @@ def _launch(
         park_drop=drops,
         batch_invariant=is_solo,
     )
-    state.flight = Flight(made, flight)
+    state.flight = Flight(made, flight, sum([share.chunk for share in work.prompts]))
     state.counters.ticks += 1
     state.counters.prefill_budget_tokens = cap.tokens
+    granted = sum(columns[3]) + sum([each.grant for each in prompts])
     state.counters.decode_grant_tokens = granted
     return made
 
 
 def _grant_decoding(
-    state: State, decoding: list[Session], rounds: int, lanes: list[LanePlan]
-) -> int:
-    """Plan every decoding lane, the hot loop of a tick; returns how many ids were granted."""
+    state: State, decoding: list[Session], rounds: int, lanes: list[int]
+) -> tuple[_Columns, list[tuple[int, ...]]]:
+    """Plan every decoding lane, the hot loop of a tick: the columns of `LanePlans`, and the block tables."""
     accounts = state.accounts
-    granted = 0
-    for session in decoding:
-        context = session.context
-        length = len(context)
-        left = session.context_limit - length
-        grant = left if left < rounds else rounds
-        granted += grant
+    lengths = [len(session.context) for session in decoding]
+    lefts = [
+        session.context_limit - length for session, length in zip(decoding, lengths, strict=True)
+    ]
+    grants = [rounds] * len(lefts)
+    if lefts and min(lefts) < rounds:
+        grants = [left if left < rounds else rounds for left in lefts]
+    for session, length, grant in zip(decoding, lengths, grants, strict=True):
         if length + grant - 1 > session.places:
             is_held = accounts.ensure(session, length + grant - 1)
             assert is_held, "grants were measured against the pool"
-        lanes.append(
-            LanePlan(
-                session.lane,
-                True,
-                length - 1,
-                (context[-1],),
-                grant,
-                length - session.prompt,
-                session.table or accounts.table(session),
-            )
-        )
-    return granted
+    columns = (
+        lanes,
+        [length - 1 for length in lengths],
+        [session.context[-1] for session in decoding],
+        grants,
+        [length - session.prompt for session, length in zip(decoding, lengths, strict=True)],
+    )
+    return columns, [session.table or accounts.table(session) for session in decoding]
 
 
 def _lane_of_prompt(state: State, share: _Share, grant: int) -> LanePlan:

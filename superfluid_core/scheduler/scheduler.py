@@ -65,12 +65,17 @@ class Scheduler:
 
     def receive(self, inputs: Sequence[Input], now_ns: int) -> list[Effect]:
         """Take inputs in order. Reaps deadlines too: `receive((), now_ns)` does nothing else."""
-        self._state.now_ns = now_ns
-        judge_park(self._state, now_ns)
+        state = self._state
+        state.now_ns = now_ns
+        judge_park(state, now_ns)
         effects: list[Effect] = []
         for each in inputs:
-            effects.extend(self._receive(each, now_ns))
-        while (session := self._state.pop_expired(now_ns)) is not None:
+            # what comes most often, first
+            if type(each) is StepDone:
+                effects += commit_step(state, each, now_ns)
+            else:
+                effects += self._receive(each, now_ns)
+        while state.deadlines and (session := state.pop_expired(now_ns)) is not None:
             code = ErrorCode.DEADLINE_EXCEEDED
             self._end(session, FinishReason.DEADLINE, effects, code)
         return effects
@@ -262,6 +267,7 @@ class Scheduler:
 
     def sessions(self) -> list[SessionView]:
         """Every live session, in order of arrival."""
+        self._state.column.write()
         return [
             SessionView(
                 each.key,
@@ -296,7 +302,7 @@ class Scheduler:
         if flight is None:
             return 0
         rates = self._state.rates
-        prompt = sum(len(lane.inputs) for lane in flight.plan.lanes if not lane.decoding)
+        prompt = flight.prompt_tokens
         if prompt:
             return rates.prefill_ns(min(prompt + len(flight.plan.lanes), flight.plan.step_tokens))
         return rates.step_ns(len(flight.plan.lanes))

@@ -6,7 +6,6 @@ collection at any time (S1) and its blocks, its lane and its terminal event go t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -15,6 +14,7 @@ from superfluid_core.errors import ConfigError, ErrorCode
 from superfluid_core.kv.blocks import PoolShape
 from superfluid_core.limits import SchedulerLimits
 from superfluid_core.scheduler.accounts import Accounts
+from superfluid_core.scheduler.column import Column
 from superfluid_core.scheduler.hits import HitWatch
 from superfluid_core.scheduler.lanes import Lanes
 from superfluid_core.scheduler.parking import bring_back, give_up
@@ -40,26 +40,13 @@ _STALE_MAX = 8
 
 
 @dataclass(slots=True)
-class Column:
-    """The sessions that drew in the last step, in the order of its `lanes`: the next step is mostly the same."""
-
-    lanes: Sequence[int]
-    sessions: list[Session]
-    keys: list[SessionKey]
-    indices: list[int]
-
-
-@dataclass(slots=True)
 class Flight:
-    """The plan that the engine runs now; `lanes` are the sessions that it was made for and that have not left since.
-
-    `column` is void once one of them left.
-    """
+    """The plan that the engine runs now; `lanes` are the sessions that it was made for and that have not left since."""
 
     plan: TickPlan
     lanes: dict[int, Session]
+    prompt_tokens: int = 0
     is_interrupted: bool = False
-    column: Column | None = None
 
 
 class State:
@@ -82,6 +69,7 @@ class State:
         self.queues = Queues(policy, self.period_ns)
         self.hits = HitWatch(self.accounts, self.queues) if policy.follows_cache else None
         self.lanes = Lanes(limits.lanes)
+        self.column = Column()
         self.rates = Rates()
         self.thrash = Thrash(limits.lanes, rules.thrash_pct, self.period_ns)
         self.counters = Counters()
@@ -102,7 +90,7 @@ class State:
         self._prefix_salt = prefix_salt
         self._arrivals = 0
         # when, whose, whether it is for the start only
-        self._deadlines: list[tuple[int, int, bool, Session]] = []
+        self.deadlines: list[tuple[int, int, bool, Session]] = []
 
     # --- transitions ------------------------------------------------------------------------------
 
@@ -246,8 +234,8 @@ class State:
 
     def pop_expired(self, now_ns: int) -> Session | None:
         """Take out a live session whose deadline has passed, each once."""
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
-            _, _, to_start, session = heappop(self._deadlines)
+        while self.deadlines and self.deadlines[0][0] <= now_ns:
+            _, _, to_start, session = heappop(self.deadlines)
             if session.is_live and not (to_start and session.admission):
                 return session
         return None
@@ -258,16 +246,16 @@ class State:
         flight = self.flight
         if flight is not None and flight.lanes.get(session.lane) is session:
             del flight.lanes[session.lane]
-            flight.column = None
+        self.column.remove(session)
         self.accounts.close(session, is_tainted=is_tainted)
         self.lanes.release(session)
         self.queues.uncap(session.spec.tenant)
 
     def _push_deadline(self, deadline_ns: int, session: Session, *, to_start: bool) -> None:
-        heappush(self._deadlines, (deadline_ns, session.seq, to_start, session))
-        if len(self._deadlines) > 4 * len(self.sessions) + _SLACK:
-            self._deadlines = [entry for entry in self._deadlines if entry[3].is_live]
-            heapify(self._deadlines)
+        heappush(self.deadlines, (deadline_ns, session.seq, to_start, session))
+        if len(self.deadlines) > 4 * len(self.sessions) + _SLACK:
+            self.deadlines = [entry for entry in self.deadlines if entry[3].is_live]
+            heapify(self.deadlines)
 
 
 def _park_blocks(rules: Rules, shape: PoolShape) -> int:

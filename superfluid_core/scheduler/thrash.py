@@ -24,17 +24,20 @@ class Thrash:
         self._judged_ns: int | None = None
         # bucket number, fresh tokens, recomputed tokens
         self._buckets: deque[list[int]] = deque()
+        self._last = [-1, 0, 0]
         self._fresh = 0
         self._again = 0
         self.trips = 0
 
     def on_tokens(self, fresh: int, again: int, now_ns: int) -> None:
         number = now_ns // _BUCKET_NS
-        if not self._buckets or self._buckets[-1][0] != number:
-            self._buckets.append([number, 0, 0])
+        last = self._last
+        if last[0] != number:
+            last = self._last = [number, 0, 0]
+            self._buckets.append(last)
             self._expire(number)
-        self._buckets[-1][1] += fresh
-        self._buckets[-1][2] += again
+        last[1] += fresh
+        last[2] += again
         self._fresh += fresh
         self._again += again
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+_log = math.log
 _MULTIPLIER = 0x5DEECE66D
 _INCREMENT = 0xB
 _MASK = (1 << 48) - 1
@@ -32,4 +33,4 @@ class Draws:
         return int(self.double() * limit)
 
     def exponential(self, mean: float) -> float:
-        return -mean * math.log(1.0 - self.double())
+        return -mean * _log(1.0 - self.double())

@@ -87,17 +87,17 @@ class _Node:
     def report(self, now_ns: int) -> None:
         """Tell the head, as a node does every quarter of a second; what was placed before is in it."""
         scheduler = self.virtual.scheduler
-        stats = scheduler.stats()
+        report = scheduler.load()
         # a head would follow which prefixes are warm where; this one places by load alone
         scheduler.drain_prefix_changes()
         load = Load(
-            stats.lanes_busy,
-            sum(stats.queued),
-            stats.queued_tokens,
-            stats.blocks_used,
-            stats.blocks,
-            stats.prefill_rate,
-            stats.decode_rates,
+            report.lanes_busy,
+            sum(report.queued),
+            report.queued_tokens,
+            report.blocks_used,
+            report.blocks,
+            report.prefill_rate,
+            report.decode_rates,
         )
         fold_load(self.view, load, self.watch.reservations())
         self.report_ns += max(1, (now_ns - self.report_ns) // REPORT_NS + 1) * REPORT_NS

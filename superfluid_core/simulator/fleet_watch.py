@@ -61,9 +61,11 @@ class Watch:
                 assert type(effect) is not Reject, "a node refused what the head had placed"
 
     def _first_of(self, effect: Emits, now_ns: int) -> None:
-        for key, index in zip(effect.keys, effect.indices, strict=True):
-            if not index:
-                self._first(key, now_ns)
+        indices = list(effect.indices)
+        place = -1
+        for _ in range(indices.count(0)):
+            place = indices.index(0, place + 1)
+            self._first(effect.keys[place], now_ns)
 
     def _first(self, key: SessionKey, now_ns: int) -> None:
         placed = self.live[key]

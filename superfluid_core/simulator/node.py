@@ -156,6 +156,8 @@ class VirtualNode:
         self._tell(self.scheduler.receive((done,), now_ns), now_ns)
 
     def _tell(self, effects: list[Effect], now_ns: int) -> None:
+        if not effects:
+            return
         for effect in effects:
             if type(effect) is Interrupt:
                 self._is_interrupted = True

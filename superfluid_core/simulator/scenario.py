@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from superfluid_core.simulator.records import RunResult
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Arrival:
-    """One session to come. Lengths are tokens; `prefix` names a text that the first `prefix_tokens` are taken from."""
+    """One session to come. Lengths are tokens; `prefix` names a text that the first `prefix_tokens` are taken from. Nobody changes it."""
 
     at_ns: int
     prompt: int

@@ -1,7 +1,8 @@
 """A request's body as a checked JSON object: bounded while it arrives, strict where Python's parser is lax.
 
 Owns the byte limit (judged before and while the body arrives), the deadline, and what JSON may hold: no NaN or
-Infinity, no number that overflows, no unpaired surrogate, no deep nesting. Knows no endpoint.
+Infinity, no number that overflows, no unpaired surrogate, no deep nesting. Knows no endpoint. A large body is parsed, checked and
+made a value in a thread, in steps that hold the interpreter for a few milliseconds each: between them the event loop has its turns.
 """
 
 from __future__ import annotations
@@ -10,22 +11,28 @@ import asyncio
 import codecs
 import json
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, TypeVar
 
 from pydantic_core import from_json
 from starlette.requests import Request
 
 from superfluid_core.limits import HttpLimits
 from superfluid_head.api.errors import ApiError, invalid, too_large
+from superfluid_head.text.pace import Pace, Unpaced
 
 PATH_CHARS_MAX = 100
-VALUES_MAX = 1_000_000
-STRINGS_MAX = 200_000
-CONTAINERS_MAX = 50_000
-COUNTED_BYTES_MIN = 65_536
+VALUES_MAX = 500_000
+STRINGS_MAX = 65_536
+CONTAINERS_MAX = 20_000
+FEW_MAX = 50_000
+"""Values that the slower parser reads in a moment."""
+LARGE_BYTES_MIN = 65_536
+SLICE_BYTES = 1 << 18
 SCALARS = frozenset((int, float, bool, type(None)))
 OVERFLOWN = frozenset((math.inf, -math.inf))
+
+T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
@@ -34,11 +41,25 @@ class ClientGoneError(Exception):
 
 async def read_object(request: Request, limits: HttpLimits) -> dict[str, Any]:
     """Read the body of `request`. Raises ApiError (400, 408, 413, 415) or ClientGoneError."""
+    return await read_as(request, limits, lambda value: value)
+
+
+async def read_as(request: Request, limits: HttpLimits, read: Callable[[dict[str, Any]], T]) -> T:
+    """Read the body of `request` and make a value of it with `read`, which may raise ApiError and must not touch the event loop.
+
+    Raises ApiError (400, 408, 413, 415) or ClientGoneError.
+    """
     data = await read_body(request, limits)
-    if len(data) < COUNTED_BYTES_MIN:
-        return parse_object(data, limits.json_depth_max)
-    # each step of it holds the interpreter for a few milliseconds at most; between them the event loop has its turns
-    return await asyncio.to_thread(parse_object, data, limits.json_depth_max)
+    if len(data) < LARGE_BYTES_MIN:
+        return read(parse_object(data, limits.json_depth_max))
+
+    def work() -> T:
+        pace = Pace()
+        value = parse_object(data, limits.json_depth_max, pace)
+        pace.rest()
+        return read(value)
+
+    return await asyncio.to_thread(work)
 
 
 async def read_body(request: Request, limits: HttpLimits) -> bytes:
@@ -89,21 +110,31 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name.lstrip('-')} is not a JSON number")
 
 
-def parse_object(data: bytes, depth_max: int) -> dict[str, Any]:
+def parse_object(data: bytes, depth_max: int, pace: Pace | None = None) -> dict[str, Any]:
     """Parse and check. Raises ApiError 400.
 
-    The quick parser takes a tenth of the time for a large text, and this is the event loop's; what it refuses is parsed again by the
-    one that says why.
+    There are two parsers. The quick one takes a tenth of the time for plain text, and lets no unpaired surrogate through; what it
+    refuses is parsed again by the other one, which says why, and is itself the quicker one where text is not plain.
     """
-    if len(data) >= COUNTED_BYTES_MIN:
-        _count(data)
+    pace = pace or Unpaced()
+    values, escapes = (0, 0) if len(data) < LARGE_BYTES_MIN else count_values(data, pace)
+    holds_few = values <= FEW_MAX
+    is_plain = len(data) < LARGE_BYTES_MIN or (escapes <= FEW_MAX and data.isascii())
+    has_checked_texts = is_plain or not holds_few
     try:
-        value = from_json(data.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
-    except ValueError:
-        value = _parse(data)
+        if has_checked_texts:
+            value = from_json(data.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
+        else:
+            value = _parse(data)
+    except ValueError as error:
+        if not holds_few:
+            raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from None
+        pace.rest()
+        value, has_checked_texts = _parse(data), False
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object", code="invalid_json")
-    _check_values(value, depth_max)
+    pace.rest()
+    _check_values(value, depth_max, pace, has_checked_texts=has_checked_texts)
     return value
 
 
@@ -127,25 +158,43 @@ def _parse(data: bytes) -> Any:
         ) from None
 
 
-def _count(data: bytes) -> None:
-    """Refuse what would hold the event loop while it is parsed: counted by plain searches, which do not."""
-    if _is_small(data, data):
-        return
-    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
-    if bare.count(b'"') > 2 * STRINGS_MAX or not _is_small(bare, b"".join(bare.split(b'"')[::2])):
+def count_values(data: bytes, pace: Pace) -> tuple[int, int]:
+    """Count about how many values and numbered characters there are. Raises ApiError 400 for too many, before they are made."""
+    quotes = containers = values = escapes = 0
+    is_inside = False
+    for part in _slices(data):
+        escapes += part.count(b"\\u")
+        bare = part.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in part else part
+        here = bare.count(b'"')
+        quotes += here
+        _judge_counts(quotes // 2, containers, values)
+        outside = b"".join(bare.split(b'"')[is_inside::2])
+        is_inside ^= bool(here % 2)
+        containers += outside.count(b"[") + outside.count(b"{")
+        values += outside.count(b",")
+        _judge_counts(quotes // 2, containers, values)
+        pace.rest()
+    return values, escapes
+
+
+def _judge_counts(strings: int, containers: int, values: int) -> None:
+    if strings > STRINGS_MAX or containers > CONTAINERS_MAX or values > VALUES_MAX:
         raise invalid("the body holds too many values", code="invalid_json")
 
 
-def _is_small(data: bytes, outside: bytes) -> bool:
-    """Whether `data`, of which `outside` is what stands outside of strings, is parsed in a moment."""
-    return (
-        data.count(b'"') <= 2 * STRINGS_MAX
-        and outside.count(b"[") + outside.count(b"{") <= CONTAINERS_MAX
-        and outside.count(b",") <= VALUES_MAX
-    )
+def _slices(data: bytes) -> Iterator[bytes]:
+    """Cut a body where no escape is cut."""
+    at = 0
+    while at < len(data):
+        part = data[at : at + SLICE_BYTES]
+        part = part.rstrip(b"\\") or part
+        at += len(part)
+        yield part
 
 
-def _check_values(root: dict[str, Any], depth_max: int) -> None:
+def _check_values(
+    root: dict[str, Any], depth_max: int, pace: Pace, *, has_checked_texts: bool
+) -> None:
     """Walk the value without recursion and refuse what must not go further, naming where it is."""
     stack: list[tuple[Any, str, int]] = [(root, "", 1)]
     seen = 0
@@ -154,20 +203,25 @@ def _check_values(root: dict[str, Any], depth_max: int) -> None:
         if depth > depth_max:
             raise invalid(f"the body is nested deeper than {depth_max}", code="invalid_json")
         seen += len(value)
-        if seen > VALUES_MAX:
-            raise invalid("the body holds too many values", code="invalid_json")
+        _judge_counts(0, 0, seen)
+        pace.rest()
         for item, where in _looked_at(value, path):
             if isinstance(item, dict | list):
                 stack.append((item, where[:PATH_CHARS_MAX], depth + 1))
-            elif type(item) is not int:
-                _check_leaf(item, where)
+            elif isinstance(item, str):
+                if not has_checked_texts:
+                    _check_text(item, where)
+            elif isinstance(item, float) and not math.isfinite(item):
+                words = "the number is too large"
+                raise invalid(words, param=where[:PATH_CHARS_MAX], code="invalid_type")
 
 
 def _looked_at(value: dict[str, Any] | list[Any], path: str) -> Iterator[tuple[Any, str]]:
     """Yield what needs a look and where it is; names of members are looked at here."""
     if isinstance(value, dict):
         for name, item in value.items():
-            _check_text(name, path or None)
+            if not name.isascii():
+                _check_text(name, path or None)
             yield item, f"{path}.{name}" if path else name
         return
     are_scalars = set(map(type, value)) <= SCALARS
@@ -176,13 +230,6 @@ def _looked_at(value: dict[str, Any] | list[Any], path: str) -> Iterator[tuple[A
     for index, item in enumerate(value):
         if not are_scalars or item in OVERFLOWN:
             yield item, f"{path}[{index}]"
-
-
-def _check_leaf(value: Any, path: str) -> None:
-    if isinstance(value, str):
-        _check_text(value, path)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise invalid("the number is too large", param=path[:PATH_CHARS_MAX], code="invalid_type")
 
 
 def _check_text(text: str, path: str | None) -> None:

@@ -13,16 +13,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from superfluid_head.api.body import read_object
+from superfluid_head.api.body import read_as
 from superfluid_head.api.choices import (
     ChoiceEvent,
     Ended,
     Started,
     Text,
 )
+from superfluid_head.api.legacy import NAMES, modern
 from superfluid_head.api.logprobs import content_entries
 from superfluid_head.api.message import MessageBuilder, Wording
-from superfluid_head.api.prepare import prepare_chat
+from superfluid_head.api.prepare import prepare_talk
 from superfluid_head.api.run import Prepared, Run, channels_of, judge_caller
 from superfluid_head.api.sampling import judge_chat
 from superfluid_head.api.schemas.chat import ChatRequest
@@ -41,16 +42,21 @@ class ChatEndpoint:
 
     async def post(self, request: Request) -> Response:
         head = self._head
-        raw = await read_object(request, head.limits)
-        body = read_model(ChatRequest, raw)
-        judge_chat(body)
+        body = await read_as(request, head.limits, _read)
         head.inflight.judge()
         caller = judge_caller(head, request)
-        prepared, speech = await while_connected(request.receive, prepare_chat(head, body, caller))
-        run = _Run(head, prepared, body, speech)
+        names = NAMES if body.functions else {}
+        talk = await while_connected(request.receive, prepare_talk(head, body, caller, names))
+        run = _Run(head, talk.prepared, body, talk.speech)
         if body.stream:
             return StreamingReply(run.stream, head.limits)
         return await while_connected(request.receive, run.collect())
+
+
+def _read(members: dict[str, Any]) -> ChatRequest:
+    body = read_model(ChatRequest, members)
+    judge_chat(body)
+    return modern(body)
 
 
 class _Run(Run):
@@ -64,7 +70,8 @@ class _Run(Run):
         if speech.can_reason:
             self.tally.thoughts = {}
         doubled = head.is_reasoning_doubled
-        self._wording = Wording(body.include_reasoning, doubled, speech.dialect.id_chars)
+        id_chars, is_legacy = speech.dialect.id_chars, bool(body.functions)
+        self._wording = Wording(body.include_reasoning, doubled, id_chars, is_legacy)
         self._messages = {choice: MessageBuilder(self._wording) for choice in range(body.n)}
         self._entries: dict[int, list[Any]] = {choice: [] for choice in range(body.n)}
         self._ends: dict[int, Ended] = {}
@@ -109,7 +116,7 @@ class _Run(Run):
                     "index": choice,
                     "message": self._messages[choice].message(),
                     "logprobs": entries if self._body.logprobs else None,
-                    "finish_reason": end.finish,
+                    "finish_reason": self._wording.finish(end.finish),
                     "stop_reason": end.stop_reason,
                     **self._token_ids(self._ids[choice]),
                 }
@@ -146,7 +153,7 @@ class _Run(Run):
                         await stream.put(self._chunk(happened.choice, delta, extra))
                 case Ended():
                     extra = self._token_ids(happened.ids)
-                    extra["finish_reason"] = happened.finish
+                    extra["finish_reason"] = self._wording.finish(happened.finish)
                     extra["stop_reason"] = happened.stop_reason
                     await stream.put(self._chunk(happened.choice, {}, extra))
                 case Started():

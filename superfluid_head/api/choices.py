@@ -14,6 +14,7 @@ from superfluid_core.clock import SECOND, Clock
 from superfluid_core.errors import ErrorCode, GenerationError, SuperfluidError
 from superfluid_core.session import FinishReason
 from superfluid_head.api.ports import FleetDoor, GenerationDoor
+from superfluid_head.api.together import together
 from superfluid_head.fleet.events import (
     EndEvent,
     GenerationRequest,
@@ -79,23 +80,10 @@ async def run_choices(
     emit: Emit,
 ) -> None:
     """Run all choices to their ends; events name them by their place in `requests`. Raises the first SuperfluidError; then nothing more is emitted."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for index, (request, channel) in enumerate(zip(requests, channels, strict=True)):
-                group.create_task(_Choice(stage, request, channel, emit, index).run())
-    except BaseExceptionGroup as failures:
-        found, _ = failures.split(SuperfluidError)
-        if found is None:
-            raise
-        raise _first(found) from None
-
-
-def _first(failures: BaseExceptionGroup[SuperfluidError]) -> SuperfluidError:
-    failure: BaseException = failures
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    assert isinstance(failure, SuperfluidError)
-    return failure
+    await together(
+        _Choice(stage, request, channel, emit, index).run()
+        for index, (request, channel) in enumerate(zip(requests, channels, strict=True))
+    )
 
 
 class _Choice:

@@ -7,6 +7,7 @@ answered here: no node has anything to do for it.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from superfluid_core.session import QosClass
-from superfluid_head.api.body import read_object
+from superfluid_head.api.body import read_as
 from superfluid_head.api.choices import ChoiceEvent, Ended, Started, Text
 from superfluid_head.api.logprobs import LegacyLogprobs
 from superfluid_head.api.prompts import Prompt, encode_prompts, judge_completion, judge_fim
@@ -37,11 +38,14 @@ from superfluid_head.api.sampling import (
 )
 from superfluid_head.api.schemas.common import read_model
 from superfluid_head.api.schemas.completions import CompletionRequest, Ids
+from superfluid_head.api.scores import PromptScores
 from superfluid_head.api.sse import EventStream, StreamingReply, event, while_connected
 from superfluid_head.api.state import Head
 from superfluid_head.text.chat import output_budget
 
 ECHO_ONLY = 0
+LISTED_MAX = 1_024
+"""Tokens of prompts whose lists are made in a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +62,48 @@ class CompletionsEndpoint:
 
     def __init__(self, head: Head) -> None:
         self._head = head
+        self._scores = PromptScores(head.fleet)
 
     async def post(self, request: Request) -> Response:
         head = self._head
-        raw = await read_object(request, head.limits)
-        body = read_model(CompletionRequest, raw)
-        prompts = judge_completion(body, head.limits.choices_max)
+        most = head.limits.choices_max
+
+        def read(members: dict[str, Any]) -> tuple[CompletionRequest, list[str | Ids]]:
+            body = read_model(CompletionRequest, members)
+            return body, judge_completion(body, most)
+
+        body, prompts = await read_as(request, head.limits, read)
         head.inflight.judge()
         default = None if body.suffix is None else QosClass.COMPLETION
         caller = judge_caller(head, request, default)
         asked = await while_connected(
             request.receive, prepare_completion(head, body, prompts, caller)
         )
-        run = _Run(head, asked)
+        if body.echo and body.logprobs is not None:
+            asked = await while_connected(request.receive, self._scored(asked))
+        is_long = asked.prepared.prompt_tokens > LISTED_MAX
+        run = await asyncio.to_thread(_Run, head, asked) if is_long else _Run(head, asked)
         if body.stream:
             return StreamingReply(run.stream, head.limits)
         return await while_connected(request.receive, run.collect())
+
+    async def _scored(self, asked: Completion) -> Completion:
+        """Find out how likely the prompts are. Raises SuperfluidError."""
+        head, prepared = self._head, asked.prepared
+        every = [prompt.ids for prompt in asked.prompts]
+        async with head.inflight.hold():
+            name = prepared.target.name
+            scores = await self._scores.of(name, every, asked.body.logprobs or 0)
+        if not prepared.requests:  # else the run charges and counts the prompts
+            principal, count = prepared.caller.principal, prepared.prompt_tokens
+            head.quotas.charge(principal, count, head.clock.now_ns())
+            whose = (prepared.target.name, principal.name)
+            head.metrics.tokens(whose, prompt=count, cached=0, completion=0)
+        prompts = tuple(
+            replace(prompt, scores=tuple(found))
+            for prompt, found in zip(asked.prompts, scores, strict=True)
+        )
+        return replace(asked, prompts=prompts)
 
 
 async def prepare_completion(
@@ -156,8 +186,12 @@ class _Run(Run):
                 as_ids=body.return_tokens_as_token_ids,
             )
         echo = [prompt.text] if body.echo else []
-        empty: dict[str, list[Any]] = {} if legacy is None else legacy.take(())
-        return _Answer(legacy, echo, empty, [])
+        lists: dict[str, list[Any]] = {}
+        if legacy is not None and body.echo:
+            lists = legacy.prompt(prompt.ids, prompt.scores, prompt.text)
+        elif legacy is not None:
+            lists = legacy.take(())
+        return _Answer(legacy, echo, lists, [])
 
     async def collect(self) -> Response:
         """Answer all at once."""
@@ -218,7 +252,10 @@ class _Run(Run):
         if not (self._body.echo or self._body.return_token_ids):
             return
         for choice, answer in enumerate(self._answers):
-            await stream.put(self._chunk(choice, "".join(answer.text), self._prompt_ids(choice)))
+            extra = self._prompt_ids(choice)
+            if self._body.echo:
+                extra["logprobs"] = answer.lists or None
+            await stream.put(self._chunk(choice, "".join(answer.text), extra))
 
     # --- shapes
 

@@ -1,4 +1,4 @@
-"""From a validated chat body to what the model's template gets to see. Pure."""
+"""From a validated chat body to what the model's template gets to see."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from superfluid_head.api.body import FEW_MAX, LARGE_BYTES_MIN, count_values
+from superfluid_head.api.errors import invalid
 from superfluid_head.api.schemas.chat import ChatMessage, ChatRequest
 from superfluid_head.text.chat import Conversation
+from superfluid_head.text.pace import Pace
 
 
 def conversation(body: ChatRequest) -> Conversation:
@@ -67,8 +70,19 @@ def message_dict(message: ChatMessage) -> dict[str, Any]:
     return made
 
 
+def has_large_calls(body: ChatRequest) -> bool:
+    """Whether `conversation` has so much to parse that it is work for a thread."""
+    return any(
+        len(call.function.arguments) >= LARGE_BYTES_MIN
+        for message in body.messages
+        for call in message.tool_calls or ()
+    )
+
+
 def _arguments(text: str) -> Any:
-    """Templates index into arguments: an object when it is one, else the raw string."""
+    """Templates index into arguments: an object when it is one, else the raw string. Raises ApiError 400 for too many values."""
+    if len(text) >= LARGE_BYTES_MIN and count_values(text.encode(), Pace())[0] > FEW_MAX:
+        raise invalid("the arguments of a call hold too many values", param="messages")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -10,20 +10,22 @@ import asyncio
 import base64
 import json
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from superfluid_core.errors import InvalidRequestError, SuperfluidError
-from superfluid_head.api.body import read_object
+from superfluid_core.errors import InvalidRequestError
+from superfluid_head.api.body import read_as
 from superfluid_head.api.errors import invalid
 from superfluid_head.api.run import judge_caller
 from superfluid_head.api.schemas.common import read_model
-from superfluid_head.api.schemas.embeddings import EmbeddingsRequest, Ids, inputs_of
+from superfluid_head.api.schemas.embeddings import EmbeddingsRequest, inputs_of
+from superfluid_head.api.schemas.texts import Ids, are_known
 from superfluid_head.api.sse import while_connected
 from superfluid_head.api.state import Head, Target
+from superfluid_head.api.together import together
 from superfluid_head.fleet.embeds import EMBED_TOKENS_MAX, EmbedRequest
 from superfluid_head.text.chat import ModelText, too_long
 
@@ -40,25 +42,23 @@ class EmbeddingsEndpoint:
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def post(self, request: Request) -> Response:
-        body = read_model(EmbeddingsRequest, await read_object(request, self._head.limits))
-        name, vectors, count = await self.embed(request, body)
-        if body.encoding_format == "base64":
-            values: Sequence[Any] = [base64.b64encode(vector).decode() for vector in vectors]
-        else:
-            values = [floats_of(vector) for vector in vectors]
-        data = [
-            {"object": "embedding", "index": index, "embedding": value}
-            for index, value in enumerate(values)
-        ]
+        body, inputs = await read_as(request, self._head.limits, _read)
+        name, vectors, count = await self.embed(request, body, inputs)
         usage = {"prompt_tokens": count, "total_tokens": count}
-        return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
+        frame = {"object": "list", "model": name, "usage": usage}
+        is_coded = body.encoding_format == "base64"
+
+        def shown(index: int, vector: bytes) -> dict[str, Any]:
+            value = base64.b64encode(vector).decode() if is_coded else floats_of(vector)
+            return {"object": "embedding", "index": index, "embedding": value}
+
+        return await asyncio.to_thread(vectors_reply, frame, "data", vectors, shown)
 
     async def embed(
-        self, request: Request, body: EmbeddingsRequest
+        self, request: Request, body: EmbeddingsRequest, inputs: Sequence[str | Ids]
     ) -> tuple[str, list[bytes], int]:
         """Return the model's name, the vectors and the tokens that were read. Raises ApiError or SuperfluidError."""
         head = self._head
-        inputs = inputs_of(body.input)
         target, text = head.target(body.model)
         pooling = _pooling(body, head.embedding_pooling)
         _judge_dimensions(body, text)
@@ -66,37 +66,19 @@ class EmbeddingsEndpoint:
         principal = judge_caller(head, request).principal
         coded = await while_connected(request.receive, _encode(body, inputs, target, text))
         wanted = [EmbedRequest(target.name, pooling, ids) for ids in coded]
+        mine = asyncio.Semaphore(AT_ONCE_PER_REQUEST)
         async with head.inflight.hold():
-            vectors = await while_connected(request.receive, self._all(wanted))
+            work = together(self._one(each, mine) for each in wanted)
+            vectors = await while_connected(request.receive, work)
         count = sum(len(ids) for ids in coded)
         head.quotas.charge(principal, count, head.clock.now_ns())
         whose = (target.name, principal.name)
         head.metrics.tokens(whose, prompt=count, cached=0, completion=0)
         return target.name, vectors, count
 
-    async def _all(self, wanted: Sequence[EmbedRequest]) -> list[bytes]:
-        mine = asyncio.Semaphore(AT_ONCE_PER_REQUEST)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(each, mine)) for each in wanted]
-        except BaseExceptionGroup as failures:
-            found, rest = failures.split(SuperfluidError)
-            if found is None or rest is not None:
-                raise
-            raise _first(found) from None
-        return [task.result() for task in tasks]
-
     async def _one(self, wanted: EmbedRequest, mine: asyncio.Semaphore) -> bytes:
         async with mine, self._room:
             return await self._head.fleet.embed(wanted)
-
-
-def _first(failures: BaseExceptionGroup[SuperfluidError]) -> SuperfluidError:
-    failure: BaseException = failures
-    while isinstance(failure, BaseExceptionGroup):
-        failure = failure.exceptions[0]
-    assert isinstance(failure, SuperfluidError)
-    return failure
 
 
 def _pooling(body: EmbeddingsRequest, default: str) -> str:
@@ -146,7 +128,7 @@ async def _encode(
     made: list[Ids] = []
     for at, given in enumerate(inputs):
         ids = next(coded) if isinstance(given, str) else given
-        if any(not 0 <= token < text.tokenizer.vocabulary for token in ids):
+        if not are_known(ids, text.tokenizer.vocabulary):
             words = f"input[{at}]: a token id is not in 0..{text.tokenizer.vocabulary - 1}"
             raise invalid(words, param=f"input[{at}]")
         if body.truncate_prompt_tokens is not None:
@@ -156,6 +138,24 @@ async def _encode(
             raise too_long(most, len(ids), None, f"input[{at}]")
         made.append(ids)
     return made
+
+
+def _read(members: dict[str, Any]) -> tuple[EmbeddingsRequest, list[str | Ids]]:
+    body = read_model(EmbeddingsRequest, members)
+    return body, inputs_of(body.input)
+
+
+def vectors_reply(
+    frame: dict[str, Any],
+    name: str,
+    vectors: Sequence[bytes],
+    shown: Callable[[int, bytes], Any],
+) -> Response:
+    """Make a reply of `frame` and the list `name` of all vectors as they are `shown`; for a thread: each is a step of its own."""
+    parts = [json.dumps(shown(index, vector)) for index, vector in enumerate(vectors)]
+    head = json.dumps(frame, ensure_ascii=False)[:-1]
+    content = f'{head}, "{name}": [{", ".join(parts)}]}}'.encode()
+    return Response(content, media_type="application/json")
 
 
 def floats_of(vector: bytes) -> list[float]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from superfluid_core.session import TokenLogprobs
 from superfluid_head.text.channel import Sampled
 
 LOGPROB_MIN = -9999.0
@@ -74,6 +75,25 @@ class LegacyLogprobs:
             self._offset += len(self._decoder.decode(self._token_bytes(sampled.token)))
         return found
 
+    def prompt(
+        self, ids: Sequence[int], scores: Sequence[TokenLogprobs], text: str
+    ) -> dict[str, list[Any]]:
+        """Give the lists for an echoed prompt, of which the first token has no score; what follows begins behind `text`.
+
+        A token of which `text` shows nothing (a control token, or one that was put before it) takes no room.
+        """
+        found: dict[str, list[Any]] = {
+            "tokens": [self._name(token) for token in ids],
+            "token_logprobs": [None, *(finite(score.logprob) for score in scores)][: len(ids)],
+            "top_logprobs": [None] * len(ids),
+            "text_offset": list(_offsets(ids, self._token_bytes, text)),
+        }
+        if self._top:
+            told = [Sampled(*pair) for pair in zip(ids[1:], scores, strict=True)]
+            found["top_logprobs"] = [None, *map(self._best, told)][: len(ids)]
+        self._offset = len(text)
+        return found
+
     def _best(self, sampled: Sampled) -> dict[str, float]:
         """Map the best ids and the sampled one; of two with one name the likelier stays."""
         measured = sampled.logprobs
@@ -89,6 +109,21 @@ class LegacyLogprobs:
         if self._as_ids:
             return id_name(token)
         return self._token_bytes(token).decode("utf-8", "backslashreplace")
+
+
+def _offsets(ids: Sequence[int], token_bytes: Callable[[int], bytes], text: str) -> Iterator[int]:
+    """Say where in `text` each token begins: what it does not show is passed over."""
+    data = text.encode()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    at = chars = 0
+    for token in ids:
+        yield chars
+        piece = token_bytes(token)
+        if not data.startswith(piece, at):
+            piece = piece[1:] if at == 0 and piece[:1] == b" " else b""
+        if data.startswith(piece, at):
+            at += len(piece)
+            chars += len(decoder.decode(piece))
 
 
 def id_name(token: int) -> str:

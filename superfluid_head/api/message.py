@@ -6,10 +6,15 @@ name and type are told exactly once (http_api S7).
 
 from __future__ import annotations
 
+import contextlib
+import json
 import secrets
 import string
+import sys
 from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic_core import from_json
 
 from superfluid_head.text.delta import CallPart, Delta
 
@@ -24,6 +29,32 @@ def new_call_id(chars: int) -> str:
     return "call_" + secrets.token_hex(12)
 
 
+def read_arguments(text: str) -> Any:
+    """Read what a call was given, for dialects that tell it as a value. Raises ValueError for JSON that broke off.
+
+    A number that overflows becomes the largest there is: it would be none in JSON.
+    """
+    try:
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except RecursionError:
+        raise ValueError("the arguments are nested too deeply") from None
+
+
+def arguments_so_far(text: str) -> dict[str, Any]:
+    """Read an object of which the end may be missing, as Anthropic's client reads the same stream: a text that broke off is left out."""
+    with contextlib.suppress(ValueError):
+        value = read_arguments(text)
+        return value if isinstance(value, dict) else {}
+    with contextlib.suppress(ValueError):
+        value = read_arguments(json.dumps(from_json(text, allow_partial=True)))
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def _finite(text: str) -> float:
+    return max(-sys.float_info.max, min(float(text), sys.float_info.max))
+
+
 @dataclass(frozen=True, slots=True)
 class Wording:
     """How messages are put: whether reasoning is told, under which names, and how long call ids are."""
@@ -31,6 +62,11 @@ class Wording:
     has_reasoning: bool = True
     is_reasoning_doubled: bool = False
     id_chars: int = 0
+    is_legacy: bool = False
+    """Whether a call is told as `function_call`."""
+
+    def finish(self, finish: str) -> str:
+        return "function_call" if self.is_legacy and finish == "tool_calls" else finish
 
     def reasoning(self, text: str) -> dict[str, Any]:
         if not text or not self.has_reasoning:
@@ -40,6 +76,9 @@ class Wording:
 
     def delta(self, delta: Delta) -> dict[str, Any]:
         """Return the members of a chunk's delta; none for what is not told."""
+        if delta.call is not None and self.is_legacy:
+            name = {} if delta.call.name is None else {"name": delta.call.name}
+            return {"function_call": {**name, "arguments": delta.call.arguments}}
         if delta.call is not None:
             return {"tool_calls": [self._call(delta.call)]}
         if delta.reasoning:
@@ -75,9 +114,13 @@ class MessageBuilder:
         if part is None:
             return
         if part.name is not None:
-            made = self.wording.delta(delta)["tool_calls"][0]
-            del made["index"]
-            self.calls.append(made)
+            told = self.wording.delta(delta)
+            if self.wording.is_legacy:
+                self.calls.append({"function": told["function_call"]})
+            else:
+                (made,) = told["tool_calls"]
+                del made["index"]
+                self.calls.append(made)
             self.arguments.append([])
         self.arguments[part.order].append(part.arguments)
 
@@ -90,5 +133,8 @@ class MessageBuilder:
             call["function"]["arguments"] = "".join(arguments)
         if self.calls:
             message["content"] = content or None
+        if self.calls and self.wording.is_legacy:
+            message["function_call"] = self.calls[0]["function"]
+        elif self.calls:
             message["tool_calls"] = self.calls
         return message

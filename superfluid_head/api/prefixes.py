@@ -19,11 +19,12 @@ from superfluid_core.clock import SECOND
 from superfluid_core.errors import CapacityError, ErrorCode, GenerationError
 from superfluid_core.session import SamplingParams
 from superfluid_head.access.keys import Principal
-from superfluid_head.api.body import read_object
+from superfluid_head.api.body import read_as
 from superfluid_head.api.conversation import message_dict
 from superfluid_head.api.errors import ApiError, invalid, require_admin
-from superfluid_head.api.schemas.chat import LIMITS, ChatMessage, TokenId
-from superfluid_head.api.schemas.common import BodyModel, Int, read_model
+from superfluid_head.api.legacy import modern_messages
+from superfluid_head.api.schemas.chat import LIMITS, ChatMessage
+from superfluid_head.api.schemas.common import BodyModel, Int, TokenIds, reads
 from superfluid_head.api.sse import while_connected
 from superfluid_head.api.state import Head, Target
 from superfluid_head.fleet.events import EndEvent, GenerationRequest
@@ -33,7 +34,6 @@ from superfluid_head.text.chat import Conversation, ModelText, too_long
 TTL_S = 3_600
 TTL_S_MAX = 7 * 86_400
 PREFIXES_MAX = 1_024
-IDS_MAX = 1 << 20
 
 
 class PrefixRequest(BodyModel):
@@ -43,9 +43,12 @@ class PrefixRequest(BodyModel):
 
     model: str | None = None
     messages: (
-        Annotated[list[ChatMessage], Field(min_length=1, max_length=LIMITS.messages_max)] | None
+        Annotated[
+            list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=LIMITS.messages_max)
+        ]
+        | None
     ) = None
-    prompt: str | Annotated[list[TokenId], Field(min_length=1, max_length=IDS_MAX)] | None = None
+    prompt: str | Annotated[TokenIds, Field(min_length=1)] | None = None
     ttl_s: Annotated[Int, Field(ge=1, le=TTL_S_MAX)] = TTL_S
     tenant: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
@@ -73,7 +76,7 @@ class PrefixesEndpoint:
     async def post(self, request: Request) -> Response:
         principal: Principal = request.scope["state"]["principal"]
         require_admin(principal)
-        body = read_model(PrefixRequest, await read_object(request, self.head.limits))
+        body = await read_as(request, self.head.limits, reads(PrefixRequest))
         self.head.inflight.judge()
         self._forget_ended()
         if len(self._kept) >= PREFIXES_MAX:
@@ -145,7 +148,7 @@ async def _encode(body: PrefixRequest, text: ModelText, target: Target) -> tuple
     """Return the ids of the prefix, with room for the one token that computes it."""
     prompt = body.prompt
     if body.messages is not None:
-        messages = [message_dict(message) for message in body.messages]
+        messages = [message_dict(message) for message in modern_messages(body.messages)]
         conversation = Conversation(messages, add_generation_prompt=False)
         ids = await text.encode(conversation, target.window)
     elif isinstance(prompt, str):

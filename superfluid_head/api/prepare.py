@@ -6,6 +6,7 @@ not know how a reply looks; a dialect that is not chat's own names its members i
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from superfluid_core.errors import InvalidRequestError
-from superfluid_head.api.conversation import conversation
+from superfluid_head.api.conversation import conversation, has_large_calls
 from superfluid_head.api.errors import ApiError
 from superfluid_head.api.run import Caller, Prepared, channels_of, template_of
 from superfluid_head.api.sampling import (
@@ -53,7 +54,7 @@ async def prepare_chat(head: Head, body: ChatRequest, caller: Caller) -> tuple[P
     target, text = head.target(body.model)
     judge_offer(body, offer, text.dialect)
     judge_ids(body, text.tokenizer.vocabulary)
-    prompt = cut(await text.encode(conversation(body), target.window), body)
+    prompt = await _rendered(body, target.window, text)
     budget = output_budget(target.window, len(prompt), body.output_max)
     judge_minimum(body.min_tokens, budget)
     bad_words = await text.spell_words(body.bad_words) if body.bad_words else ()
@@ -98,11 +99,13 @@ async def count_prompt(head: Head, body: ChatRequest) -> tuple[Target, int]:
     offer = offer_of(body)
     target, text = head.target(body.model)
     judge_offer(body, offer, text.dialect)
-    return target, len(await _rendered(body, target, text))
+    return target, len(await _rendered(body, max(target.window, COUNTED_MAX), text))
 
 
-async def _rendered(body: ChatRequest, target: Target, text: ModelText) -> tuple[int, ...]:
-    return cut(await text.encode(conversation(body), max(target.window, COUNTED_MAX)), body)
+async def _rendered(body: ChatRequest, window: int, text: ModelText) -> tuple[int, ...]:
+    is_large = has_large_calls(body)
+    shown = await asyncio.to_thread(conversation, body) if is_large else conversation(body)
+    return cut(await text.encode(shown, window), body)
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:

@@ -6,12 +6,15 @@ middle they do not, for the text there is a file's. BOS comes where the vocabula
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from superfluid_head.api.errors import ApiError, invalid
+from superfluid_core.session import TokenLogprobs
+from superfluid_head.api.errors import invalid
 from superfluid_head.api.sampling import cut
-from superfluid_head.api.schemas.completions import CompletionRequest, Ids, prompts_of
+from superfluid_head.api.schemas.completions import CompletionRequest, prompts_of
+from superfluid_head.api.schemas.texts import Ids, are_known
 from superfluid_head.text.chat import ModelText
 from superfluid_head.text.detokenizer import Detokenizer
 from superfluid_head.text.fim import Fim, find_fim
@@ -19,10 +22,11 @@ from superfluid_head.text.fim import Fim, find_fim
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: its ids, and its text for the echo."""
+    """One prompt: its ids, its text for the echo, and what is known of its ids from the second one on, where that was asked for."""
 
     ids: Ids
     text: str = ""
+    scores: tuple[TokenLogprobs, ...] = ()
 
 
 def judge_completion(body: CompletionRequest, choices_max: int) -> list[str | Ids]:
@@ -33,12 +37,6 @@ def judge_completion(body: CompletionRequest, choices_max: int) -> list[str | Id
         raise invalid("max_tokens: 0 is for echo: true alone", param="max_tokens")
     if body.echo and body.suffix is not None:
         raise invalid("echo and suffix exclude each other", param="echo")
-    if body.echo and body.logprobs is not None:
-        raise invalid(
-            "echo with logprobs needs log-probabilities of the prompt, which no engine here has",
-            param="logprobs",
-            code="unsupported_value",
-        )
     if body.best_of is not None and body.best_of < body.n:
         raise invalid("best_of is below n", param="best_of")
     if body.tried > body.n and body.stream:
@@ -79,13 +77,10 @@ async def encode_prompts(
         if not has_bos and not all(texts):
             raise invalid("prompt is empty", param="prompt")
         coded = await text.encode_texts(texts, window, is_raw=True, add_bos=body.add_special_tokens)
-        encoded = iter(coded)
-        return [
-            Prompt(cut(next(encoded), body), prompt)
-            if isinstance(prompt, str)
-            else Prompt(cut(_judged(prompt, vocabulary), body), _decoded(prompt, text, body))
-            for prompt in prompts
-        ]
+        if len(texts) == len(prompts):
+            return _plain(body, prompts, coded, text)
+        # ids are looked at one by one, and there may be many
+        return await asyncio.to_thread(_plain, body, prompts, coded, text)
     around = [*texts, body.suffix or ""]
     *coded, suffix = await text.encode_texts(around, window, is_raw=False, add_bos=False)
     encoded = iter(coded)
@@ -97,18 +92,31 @@ async def encode_prompts(
     ]
 
 
+def _plain(
+    body: CompletionRequest,
+    prompts: Sequence[str | Ids],
+    coded: Sequence[Ids],
+    text: ModelText,
+) -> list[Prompt]:
+    """Join texts with their ids, and ids with their texts."""
+    encoded = iter(coded)
+    vocabulary = text.tokenizer.vocabulary
+    return [
+        Prompt(cut(next(encoded), body), prompt)
+        if isinstance(prompt, str)
+        else Prompt(cut(_judged(prompt, vocabulary), body), _decoded(prompt, text, body))
+        for prompt in prompts
+    ]
+
+
 def _prefix(prompt: str | Ids, encoded: Iterator[Ids], vocabulary: int) -> Ids:
     return next(encoded) if isinstance(prompt, str) else _judged(prompt, vocabulary)
 
 
 def _judged(ids: Ids, vocabulary: int) -> Ids:
-    if any(not 0 <= token < vocabulary for token in ids):
-        raise _no_such_id(vocabulary)
+    if not are_known(ids, vocabulary):
+        raise invalid(f"a token id is not in 0..{vocabulary - 1}", param="prompt")
     return ids
-
-
-def _no_such_id(vocabulary: int) -> ApiError:
-    return invalid(f"a token id is not in 0..{vocabulary - 1}", param="prompt")
 
 
 def _decoded(ids: Ids, text: ModelText, body: CompletionRequest) -> str:

@@ -114,6 +114,7 @@ def channels_of(
                 include_stop=body.include_stop_str_in_output,
                 keep_tokens=keep_tokens,
                 marker_ids=frozenset(speech.marker_ids.values()),
+                calls_max=speech.calls_max,
             ),
             speech.reader(),
         )

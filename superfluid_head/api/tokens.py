@@ -7,15 +7,18 @@ tokens included; the one blank that some vocabularies put before a text is taken
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from superfluid_head.api.body import read_object
+from superfluid_head.api.body import read_as
 from superfluid_head.api.conversation import message_dict, shown_tools
 from superfluid_head.api.errors import invalid
-from superfluid_head.api.schemas.common import read_model
+from superfluid_head.api.legacy import modern_messages
+from superfluid_head.api.schemas.common import reads
+from superfluid_head.api.schemas.texts import are_known
 from superfluid_head.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from superfluid_head.api.sse import while_connected
 from superfluid_head.api.state import Head
@@ -32,7 +35,7 @@ class TokensEndpoint:
         self._head = head
 
     async def tokenize(self, request: Request) -> Response:
-        body = read_model(TokenizeRequest, await read_object(request, self._head.limits))
+        body = await read_as(request, self._head.limits, reads(TokenizeRequest))
         given = [
             name for name in ("prompt", "messages", "content") if getattr(body, name) is not None
         ]
@@ -41,28 +44,28 @@ class TokensEndpoint:
         target, text = self._head.target(body.model)
         window = max(target.window, COUNTED_MAX)
         ids = await while_connected(request.receive, _encode(body, text, window))
-        if body.content is not None:
-            return JSONResponse({"tokens": _pieces(ids, text) if body.with_pieces else list(ids)})
-        answer: dict[str, Any] = {
-            "count": len(ids),
-            "max_model_len": target.window,
-            "tokens": list(ids),
-        }
-        if body.return_token_strs:
-            answer["token_strs"] = [
-                text.tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
-                for token in ids
-            ]
-        return JSONResponse(answer)
+        return await asyncio.to_thread(_told, body, ids, text, target.window)
 
     async def detokenize(self, request: Request) -> Response:
-        body = read_model(DetokenizeRequest, await read_object(request, self._head.limits))
+        body = await read_as(request, self._head.limits, reads(DetokenizeRequest))
         _, text = self._head.target(body.model)
         vocabulary = text.tokenizer.vocabulary
-        if any(token >= vocabulary for token in body.tokens):
+        if not are_known(body.tokens, vocabulary):
             raise invalid(f"a token id is not below {vocabulary}", param="tokens")
-        found = _read(body.tokens, text)
+        found = await asyncio.to_thread(_read, body.tokens, text)
         return JSONResponse({"prompt": found, "content": found})
+
+
+def _told(body: TokenizeRequest, ids: tuple[int, ...], text: ModelText, window: int) -> Response:
+    """Make the reply; in a thread, for there may be many ids."""
+    if body.content is not None:
+        return JSONResponse({"tokens": _pieces(ids, text) if body.with_pieces else list(ids)})
+    answer: dict[str, Any] = {"count": len(ids), "max_model_len": window, "tokens": list(ids)}
+    if body.return_token_strs:
+        answer["token_strs"] = [
+            text.tokenizer.token_bytes(token).decode("utf-8", "backslashreplace") for token in ids
+        ]
+    return JSONResponse(answer)
 
 
 async def _encode(body: TokenizeRequest, text: ModelText, window: int) -> tuple[int, ...]:
@@ -83,7 +86,7 @@ async def _encode(body: TokenizeRequest, text: ModelText, window: int) -> tuple[
 def _conversation(body: TokenizeRequest) -> Conversation:
     wanted = body.add_generation_prompt
     return Conversation(
-        messages=[message_dict(message) for message in body.messages or ()],
+        messages=[message_dict(message) for message in modern_messages(body.messages or [])],
         tools=shown_tools(body.tools or ()),
         add_generation_prompt=not body.continue_final_message if wanted is None else wanted,
         continue_final_message=body.continue_final_message,

@@ -95,15 +95,25 @@ def placement(nodes: tuple[int, ...], prompt: int, calls: int) -> None:
     "--model", default="demo", show_default=True, help="A directory, GGUF file or hub id."
 )
 @click.option(
-    "--record-costs", required=True, metavar="FILE", help="For `simulate`, as measured(FILE)."
+    "--record-costs", metavar="FILE", help="Only write a table for `simulate`, as measured(FILE)."
 )
 @click.option("--threads", default=0, show_default="all cores", help="Threads of the engine.")
 @click.option("--repeats", default=5, show_default=True, help="Of every step; the median counts.")
-def engine(model: str, record_costs: str, threads: int, repeats: int) -> None:
-    """Measure what a step of the native engine costs, by lanes, prompt tokens and context."""
-    command = [sys.executable, "-m", "superfluid_noded.bench_engine", "--model", model]
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
+@click.option("--alone", is_flag=True, help="Leave llama-server out.")
+def engine(model: str, record_costs: str | None, threads: int, repeats: int, **flags: bool) -> None:
+    """Measure steps of the native engine: bare and served, beside the machine's floor, plain torch and llama-server."""
+    module = "bench_steps" if record_costs is None else "bench_engine"
+    command = [sys.executable, "-m", f"superfluid_noded.{module}", "--model", model]
     command += ["--threads", str(threads or os.cpu_count() or 1), "--repeats", str(repeats)]
-    done = subprocess.run([*command, "--record-costs", record_costs], check=False)
+    if record_costs is not None:
+        command += ["--record-costs", record_costs]
+    else:
+        command += [
+            flag for flag, name in (("--json", "as_json"), ("--alone", "alone")) if flags[name]
+        ]
+    # llama-server writes its log to stderr; what went wrong is said on stdout
+    done = subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
     raise SystemExit(START_FAILED if done.returncode else 0)
 
 

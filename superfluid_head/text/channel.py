@@ -37,7 +37,8 @@ EVERYTHING = 1 << 62
 class ChannelOptions:
     """What a request asked of its text. `stop_ids` is the complete set of ids that end the session.
 
-    `marker_ids` are the tokens that are markup of the model's dialect by themselves.
+    `marker_ids` are the tokens that are markup of the model's dialect by themselves. With the end of the `calls_max`-th call the
+    output ends.
     """
 
     stops: tuple[str, ...] = ()
@@ -46,6 +47,7 @@ class ChannelOptions:
     include_stop: bool = False
     keep_tokens: bool = False
     marker_ids: frozenset[int] = frozenset()
+    calls_max: int | None = None
 
 
 @dataclass(slots=True)
@@ -257,6 +259,15 @@ class Channel:
             case CallEnd():
                 self.calls.complete += event.is_complete
                 self.calls.broken += not event.is_complete
+                if event.is_complete:
+                    self._judge_calls()
+
+    def _judge_calls(self) -> None:
+        """End the output with the last call that is wanted: its tokens are all that there are by now."""
+        if self.calls.begun != self._options.calls_max or self.count < self._options.min_tokens:
+            return
+        self._stop_end = EVERYTHING
+        self.stop = Delta(count=self.count)
 
     def _on_match(self, stretch: _Stretch, match: Match) -> None:
         """Deliver what stands before a match and name the token that completed it."""
@@ -275,7 +286,7 @@ class Channel:
             return made
         self._is_told = True
         stop = replace(stop, tokens=self._builder.rest())
-        if self._options.include_stop:
+        if self._options.include_stop or self._stop_end == EVERYTHING:
             tokens = stop.tokens + self._drain(self._stop_end)
             stop = replace(stop, text=stop.stop or "", tokens=tokens)
         if made and made[-1].call is None and not made[-1].reasoning:

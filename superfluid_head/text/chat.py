@@ -28,10 +28,14 @@ from superfluid_head.text.dialects.detect import DialectChoice
 from superfluid_head.text.dialects.shape import NOTHING, Shape
 from superfluid_head.text.grammar import compose
 from superfluid_head.text.grammar_check import GrammarChecker
+from superfluid_head.text.pace import Pace
 
 THREADS = 2
 WAITING_MAX = 256
 WAIT_MS = 30_000
+TOKENS_AT_ONCE = 2_048
+COUNTED_CHARS_MAX = 1 << 18
+"""Characters of a text whose bytes are counted, and not taken to be at least as many."""
 
 T = TypeVar("T")
 
@@ -53,7 +57,8 @@ class Conversation:
 
 def _text_bytes(value: Any) -> int:
     if isinstance(value, str):
-        return len(value) if value.isascii() else len(value.encode())
+        is_plain = len(value) > COUNTED_CHARS_MAX or value.isascii()
+        return len(value) if is_plain else len(value.encode())
     if isinstance(value, Mapping):
         return sum(_text_bytes(item) for item in value.values())
     if isinstance(value, list | tuple):
@@ -213,11 +218,12 @@ class ModelText:
     def longest_token_bytes(self) -> int:
         """Bytes of the longest token: no prompt of more bytes than window x this can fit."""
         if self._token_bytes_max == 0:
-            longest = max(
-                (len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.vocabulary)),
-                default=0,
-            )
-            self._token_bytes_max = max(1, longest)
+            pace, longest = Pace(), 1
+            for first in range(0, self.tokenizer.vocabulary, TOKENS_AT_ONCE):
+                some = range(first, min(first + TOKENS_AT_ONCE, self.tokenizer.vocabulary))
+                longest = max(longest, *(len(self.tokenizer.token_bytes(i)) for i in some))
+                pace.rest()
+            self._token_bytes_max = longest
         return self._token_bytes_max
 
     async def encode(self, conversation: Conversation, window: int) -> tuple[int, ...]:
@@ -281,7 +287,7 @@ class ModelText:
 
         Raises InvalidRequestError when one can never fit `window`.
         """
-        sizes = [len(text) if text.isascii() else len(text.encode()) for text in texts]
+        sizes = [_text_bytes(text) for text in texts]
         if max(sizes, default=0) > window:
             longest = await self._workers.in_thread(self.longest_token_bytes)
             least = -(-max(sizes) // longest)

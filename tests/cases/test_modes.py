@@ -194,10 +194,8 @@ def test_streamed_messages_and_responses_are_the_whole_ones(parsers: tuple[str, 
     named = [{"name": each["name"], "input_schema": each["parameters"]} for each in functions]
     with opened(DialectChoice("none", *parsers)) as bench:
         for _ in range(max(1, EXAMPLES // (3 * len(DRAWN_IDS)))):
-            # what streamed of a call that breaks off cannot be taken back, so only answers without calls are torn or broken into
-            pieces = tokens(draw, text_of(draw, parsers, may_tear=not has_tools))
-            pieces = [piece for piece in pieces if not has_tools or piece != SEPARATOR]
-            is_cut = not has_tools and draw.random() < 0.4
+            pieces = tokens(draw, text_of(draw, parsers))
+            is_cut = draw.random() < 0.4
             budget = draw.randint(1, len(pieces) + 1) if is_cut else 4_000
             stops = ["STOP"] if draw.random() < 0.3 else []
             bench.fleet.say(*pieces)

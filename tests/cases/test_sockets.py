@@ -27,19 +27,6 @@ PROXY_TIMEOUT_S = 0.6
 BLOCKED_S_MAX = 1.0
 
 
-@pytest.fixture
-def make_bench() -> Iterator[Any]:
-    made: list[Bench] = []
-
-    def make(**options: Any) -> Bench:
-        made.append(Bench(**options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.workers.close()
-
-
 def relay_one(client: socket.socket, port: int) -> None:
     """Pass bytes both ways as an impatient proxy does: a server that is silent for a while is cut off."""
     with client, socket.create_connection(("127.0.0.1", port)) as server:

@@ -18,17 +18,7 @@ from superfluid_head.text.constraints import JsonText
 from superfluid_head.text.dialects.detect import DialectChoice
 from tests.cases.fleet import Asking, asking, content_of
 from tests.cases.talk import TOOLS
-
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 8},
-        "n": {"type": "integer", "minimum": 0, "maximum": 99},
-        "tags": {"type": "array", "items": {"enum": ["a", "bb"]}, "maxItems": 2},
-    },
-    "required": ["name", "n", "tags"],
-    "additionalProperties": False,
-}
+from tests.failover.rows import SCHEMA
 
 
 class Found(pydantic.BaseModel):

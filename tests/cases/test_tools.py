@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import openai
 import pytest
 
+from superfluid_head.text.dialects.detect import DialectChoice
 from tests.cases.talk import TOOLS, both, cuts, talking
-from tests.unit.head_api.conftest import LiveServer
+from tests.unit.head_api.conftest import Bench, LiveServer
+from tests.unit.head_text.dialect_samples import SAMPLES, Sample
+from tests.unit.head_text.dialect_samples import TOOLS as SAMPLE_TOOLS
 from tests.unit.modelfiles.templates import QWEN_LIKE
 
 SAN = '<tool_call>\n{"name": "f", "arguments": {"city": "San Francisco, CA", "unit": "c"}}\n</tool_call>'
@@ -125,6 +129,33 @@ def test_with_tool_choice_none_markup_is_plain_content() -> None:
         bench.fleet.say(*cuts(EMPTY, 3))
         message = both(bench, tools=TOOLS, tool_choice="none").messages[0]
         assert (message.content, message.calls, message.finish) == (EMPTY, [], "stop")
+
+
+@pytest.mark.parametrize(
+    "sample", [each for each in SAMPLES if each.calls], ids=lambda each: each.name
+)
+def test_without_parallel_calls_generation_ends_with_the_first_one(sample: Sample) -> None:
+    """In every format, at the token that completes the call: nothing of what follows is asked for, counted or delivered."""
+    calls, reasoning = sample.dialect.calls or "none", sample.dialect.reasoning or "none"
+    tools = [
+        {"type": "function", "function": {"name": tool.name, "parameters": {"type": "object"}}}
+        for tool in SAMPLE_TOOLS.values()
+    ]
+    tokens = cuts(sample.text, 3)
+    bench = Bench(dialects=DialectChoice("none", calls, reasoning))
+    with contextlib.closing(bench.workers):
+        bench.fleet.say(*tokens, "more", " and", " more", *tokens)
+        members: dict[str, Any] = {"tools": tools, "logprobs": True, "max_tokens": 2_000}
+        answers = both(bench, **members, parallel_tool_calls=False, return_token_ids=True)
+        (message,), used = answers.messages, answers.usage["completion_tokens"]
+        free = both(bench, **members).messages[0]
+    assert (len(message.calls), message.finish) == (1, "tool_calls")
+    assert message.bare()[2] == free.bare()[2][:1]
+    assert free.reasoning.startswith(message.reasoning)
+    assert free.content.startswith(message.content)
+    assert bench.fleet.stops == [used, used]
+    assert used <= len(tokens)
+    assert len(message.logprobs) == used == len(answers.whole["choices"][0]["token_ids"])
 
 
 def test_without_parallel_calls_the_second_one_is_not_delivered() -> None:
@@ -245,7 +276,6 @@ def test_the_official_client_reads_calls_whole_raw_and_with_its_strict_helper() 
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}]}]}, "messages[0].tool_calls[0].function.arguments"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0]"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages[0]"),
-        ({"functions": [{"name": "f"}]}, "functions"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])

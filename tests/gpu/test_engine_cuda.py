@@ -2,84 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import save_file
 
+from superfluid_core.engine.torch.build import TorchOptions, build_torch_engine
 from superfluid_core.engine.torch.drive import Driver
-from superfluid_core.engine.torch.engine import TorchEngine, TorchOptions, build_torch_engine
+from superfluid_core.engine.torch.engine import TorchEngine
 from superfluid_core.engine.torch.philox import philox
-from superfluid_core.modelfiles.config import ModelConfig, config_from_hf
+from superfluid_core.engine.torch.selftest.model import TinyModel, TinySizes, write_tiny_model
 from superfluid_core.scheduler.plan import Park, TickPlan
 from superfluid_core.session import SamplingParams
 
 pytestmark = pytest.mark.gpu
 
-SIZES = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 1000,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-    "dtype": "bfloat16",
-}
-
-
-@dataclass(frozen=True)
-class Files:
-    path: Path
-    config: ModelConfig
-    kind: str = "hf"
-
-    def weights_fingerprint(self) -> str:
-        return "0" * 16
-
-    def text_fingerprint(self) -> str:
-        return "0" * 16
-
-
-def random_weights() -> dict[str, torch.Tensor]:
-    torch.manual_seed(2)
-    tensors = {
-        "model.embed_tokens.weight": torch.randn(1000, 128),
-        "model.norm.weight": torch.rand(128) + 0.5,
-    }
-    shapes = {
-        "self_attn.q_proj": (512, 128),
-        "self_attn.k_proj": (128, 128),
-        "self_attn.v_proj": (128, 128),
-        "self_attn.o_proj": (128, 512),
-        "self_attn.q_norm": (64,),
-        "self_attn.k_norm": (64,),
-        "mlp.gate_proj": (256, 128),
-        "mlp.up_proj": (256, 128),
-        "mlp.down_proj": (128, 256),
-        "input_layernorm": (128,),
-        "post_attention_layernorm": (128,),
-    }
-    for layer in range(3):
-        for name, shape in shapes.items():
-            tensor = torch.randn(shape) / shape[-1] ** 0.5 if len(shape) > 1 else torch.ones(shape)
-            tensors[f"model.layers.{layer}.{name}.weight"] = tensor
-    return tensors
-
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    path = tmp_path_factory.mktemp("random")
-    save_file(random_weights(), path / "model.safetensors")
-    return Files(path, config_from_hf(SIZES, None))
+def files(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
+    return write_tiny_model(tmp_path_factory.mktemp("random"), TinySizes())
 
 
-def build(files: Files, device: str, dtype: str = "float32") -> TorchEngine:
+def build(files: TinyModel, device: str, dtype: str = "float32") -> TorchEngine:
     options = TorchOptions(device=device, dtype=dtype, lanes=4, kv_blocks=128, threads=1)
     return build_torch_engine(files, options)
 
@@ -101,7 +43,7 @@ def exact_float32() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
 
 
-def test_logits_agree_with_the_cpu(files: Files) -> None:
+def test_logits_agree_with_the_cpu(files: TinyModel) -> None:
     found = []
     for device in ("cpu", "cuda"):
         engine = build(files, device)
@@ -112,7 +54,7 @@ def test_logits_agree_with_the_cpu(files: Files) -> None:
     torch.testing.assert_close(found[1], found[0], atol=1e-3, rtol=1e-3)
 
 
-def test_greedy_and_drawn_ids_equal_those_of_the_cpu(files: Files) -> None:
+def test_greedy_and_drawn_ids_equal_those_of_the_cpu(files: TinyModel) -> None:
     sampling = [
         SamplingParams(temperature=0.0),
         SamplingParams(seed=5, temperature=0.8, top_p=0.9),
@@ -122,7 +64,7 @@ def test_greedy_and_drawn_ids_equal_those_of_the_cpu(files: Files) -> None:
     assert outputs(build(files, "cuda"), sampling) == outputs(build(files, "cpu"), sampling)
 
 
-def test_auto_takes_the_checkpoints_dtype_and_runs(files: Files) -> None:
+def test_auto_takes_the_checkpoints_dtype_and_runs(files: TinyModel) -> None:
     engine = build(files, "auto", "auto")
     assert (engine.describe().dtype, engine.describe().device) == ("bfloat16", "cuda")
     assert all(len(ids) == 24 for ids in outputs(engine, [SamplingParams(seed=1)] * 4))
@@ -136,14 +78,14 @@ def test_noise_is_the_same_on_the_device() -> None:
     assert all(torch.equal(a, b.cpu()) for a, b in zip(here, there, strict=True))
 
 
-def test_parked_blocks_come_back_through_pinned_memory(files: Files) -> None:
+def test_parked_blocks_come_back_through_pinned_memory(files: TinyModel) -> None:
     engine = build(files, "cuda")
     pool = engine._pool
     with torch.inference_mode():
         pool._slab.normal_()
     before = pool._slab[:, :, [7, 3]].clone()
     engine.run(TickPlan(1, (), 16, park_out=(Park(1, (7, 3)),)), lambda _: None, lambda: False)
-    assert pool._parked[1].is_pinned()
+    assert all(piece.kept.is_pinned() for piece in pool._parked._kept[1])
     with torch.inference_mode():
         pool._slab.zero_()
     engine.run(TickPlan(2, (), 16, park_in=(Park(1, (90, 91)),)), lambda _: None, lambda: False)
@@ -152,7 +94,7 @@ def test_parked_blocks_come_back_through_pinned_memory(files: Files) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_batch_invariant_lanes_give_the_same_bits_however_they_are_cut(
-    files: Files, dtype: str
+    files: TinyModel, dtype: str
 ) -> None:
     engine = build(files, "cuda", dtype)
     assert engine.describe().capabilities.batch_invariant

@@ -37,7 +37,7 @@ from superfluid_noded.scheduling import SCHEDULING_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/scheduling.md", "docs/http.md",
-         "docs/simulator.md", "docs/links.md", "docs/benchmarks.md", "docs/access.md", "docs/clients.md"]  # fmt: skip
+         "docs/simulator.md", "docs/links.md", "docs/benchmarks.md", "docs/access.md", "docs/clients.md", "docs/gpu.md"]  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 METRIC = re.compile(r"\bsuperfluid_[a-z0-9_]+\b(?![./])")
 PACKAGES = {"superfluid_core", "superfluid_head", "superfluid_noded"}

@@ -72,6 +72,12 @@ def _k_scales(raw: Tensor) -> tuple[Tensor, Tensor]:
     return scales.float(), minima.float()
 
 
+def k_groups(raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Q4_K blocks -> q [n, 8, 32], and float32 scale and what is added [n, 8] of each sub-block."""
+    scales, minima = _k_scales(raw[:, 4:16])
+    return _k_nibbles(raw[:, 16:]), _half(raw[:, :2]) * scales, -_half(raw[:, 2:4]) * minima
+
+
 def _k_apply(raw: Tensor, q: Tensor) -> Tensor:
     """Scale and shift eight sub-blocks of 32; `raw` begins with d, dmin and the twelve scale bytes."""
     scales, minima = _k_scales(raw[:, 4:16])

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
+from superfluid_core.engine.torch.cuda.memory import NO_RESERVE, UTILIZATION, Reserve, pool_bytes
 from superfluid_core.errors import ConfigError, EngineError
 from superfluid_core.modelfiles.config import ModelConfig
 
-CUDA_SHARE = 0.9
 HOST_SHARE = 0.25
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -44,6 +44,14 @@ class Machine:
     def torch_versions(self) -> tuple[str, str | None]:
         """(torch, the CUDA that it was built for)."""
         return torch.__version__, torch.version.cuda
+
+    def about(self) -> str:
+        """Say in words what torch this is and what driver it stands on."""
+        version, cuda = self.torch_versions()
+        built = f"built for CUDA {cuda}" if cuda else "built without CUDA"
+        driver = self.nvidia_driver()
+        seen = f"NVIDIA driver {driver}" if driver else "no NVIDIA driver found"
+        return f"{seen}, torch {version} {built}"
 
     def fast_bf16(self) -> bool:
         """Whether the CPU multiplies bf16 natively."""
@@ -101,11 +109,8 @@ def choose_device(wanted: str, machine: Machine) -> torch.device:
     driver = machine.nvidia_driver()
     if kind == "auto" and driver is None:
         return torch.device("cpu")
-    version, cuda = machine.torch_versions()
-    built = f"built for CUDA {cuda}" if cuda else "built without CUDA"
-    seen = f"NVIDIA driver {driver}" if driver else "no NVIDIA driver found"
     raise EngineError(
-        f"torch cannot use this machine's CUDA device: {seen}, torch {version} {built}. "
+        f"torch cannot use this machine's CUDA device: {machine.about()}. "
         "Install a torch that fits the driver, or choose the CPU with --device cpu"
     )
 
@@ -132,6 +137,8 @@ class PoolWish:
     tokens_useful: int
     blocks: int | None
     memory_bytes: int | None
+    reserve: Reserve = NO_RESERVE
+    utilization: float = UTILIZATION
 
 
 def choose_blocks(wish: PoolWish, device: torch.device, machine: Machine) -> int:
@@ -141,7 +148,8 @@ def choose_blocks(wish: PoolWish, device: torch.device, machine: Machine) -> int
     elif wish.memory_bytes is not None:
         found = wish.memory_bytes // wish.block_bytes
     elif device.type == "cuda":
-        found = int(machine.cuda_bytes_free(device) * CUDA_SHARE) // wish.block_bytes
+        free = machine.cuda_bytes_free(device)
+        found = pool_bytes(free, wish.reserve, wish.utilization) // wish.block_bytes
     else:
         useful = -(-wish.tokens_useful // wish.block_tokens)
         affordable = int(machine.host_bytes_available() * HOST_SHARE) // wish.block_bytes

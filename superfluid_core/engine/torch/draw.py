@@ -13,7 +13,10 @@ worst might lie outside); other rows are sorted in full, with the same arithmeti
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -65,6 +68,16 @@ def draw(logits: Tensor, columns: DrawColumns, uniform: Tensor) -> Tensor:
     return ids
 
 
+@cache
+def _draw_open() -> Callable[[Tensor, DrawColumns, Tensor, Tensor, Tensor], None] | None:
+    """Find the kernel that draws the open rows without telling the host which they are."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from superfluid_core.engine.torch.triton.draw import draw_open
+
+    return draw_open
+
+
 def best_first(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Find the `count` best values of each row and their ids; equal values by the lowest id."""
     values, ids = logits.topk(min(count, logits.shape[1]), dim=1)
@@ -100,15 +113,25 @@ def _draw_filtered(scaled: Tensor, columns: DrawColumns, uniform: Tensor) -> Ten
         sure = (values > values[:, -1:]).sum(1)
     chosen, done = _draw_sorted(values, sure, columns, whole, uniform)
     found = ids.gather(1, chosen.unsqueeze(1)).squeeze(1)
+    kernel = _draw_open() if scaled.is_cuda else None
+    if kernel is not None:
+        kernel(scaled, columns, uniform, done, found)
+        return found
     open_rows = (~done).nonzero().squeeze(1)
     if open_rows.shape[0]:
-        values, ids = scaled[open_rows].sort(dim=1, descending=True, stable=True)
         rest = columns.rows(open_rows)
-        sure = torch.full_like(rest.top_k, vocabulary)
-        whole = None if whole is None else whole[open_rows]
-        chosen, _ = _draw_sorted(values, sure, rest, whole, uniform[open_rows])
-        found[open_rows] = ids.gather(1, chosen.unsqueeze(1)).squeeze(1)
+        found[open_rows] = draw_sorted_rows(scaled[open_rows], rest, uniform[open_rows])
     return found
+
+
+def draw_sorted_rows(scaled: Tensor, columns: DrawColumns, uniform: Tensor) -> Tensor:
+    """Draw from filtered rows by sorting them whole: slow, and what every faster way must equal."""
+    weights = (scaled - scaled.amax(1, keepdim=True)).exp_()
+    whole = weights.sum(1, dtype=torch.float64)
+    values, ids = scaled.sort(dim=1, descending=True, stable=True)
+    sure = torch.full_like(columns.top_k, scaled.shape[1])
+    chosen, _ = _draw_sorted(values, sure, columns, whole, uniform)
+    return ids.gather(1, chosen.unsqueeze(1)).squeeze(1)
 
 
 def _draw_sorted(

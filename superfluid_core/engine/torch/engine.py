@@ -9,66 +9,35 @@ another way through the same decoder (invariant.py), and draw lane by lane.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from superfluid_core.clock import Clock, SystemClock
-from superfluid_core.engine.base import Capabilities, EngineInfo, Interrupted, OnStep
+from superfluid_core.clock import Clock
+from superfluid_core.engine.base import EngineInfo, Interrupted, OnStep
 from superfluid_core.engine.compose import StepComposer, StepRow
-from superfluid_core.engine.torch.attention.base import AttentionBackend, AttentionShape
-from superfluid_core.engine.torch.attention.registry import DEFAULT, make_attention
+from superfluid_core.engine.torch.attention.base import AttentionBackend
+from superfluid_core.engine.torch.attention.padded import PaddedAttention
 from superfluid_core.engine.torch.batch import BlockTables, compose_batch
 from superfluid_core.engine.torch.checks import EngineBounds, input_fault, plan_flaw, start_fault
-from superfluid_core.engine.torch.device import (
-    Machine,
-    PoolWish,
-    choose_blocks,
-    choose_device,
-    choose_dtype,
-)
+from superfluid_core.engine.torch.cuda.ahead import AheadDecoder, Stretch, StretchReport
+from superfluid_core.engine.torch.cuda.devices import device_for, use_device
+from superfluid_core.engine.torch.cuda.graphs import DecodeGraphs
+from superfluid_core.engine.torch.forward import Forward
 from superfluid_core.engine.torch.invariant import InvariantForward
-from superfluid_core.engine.torch.kvcache import KvPool, KvShape, copy_cost
+from superfluid_core.engine.torch.kvcache import KvPool
 from superfluid_core.engine.torch.models import Decoder
-from superfluid_core.engine.torch.pooling import PASS_TOKENS, Pooler
+from superfluid_core.engine.torch.pooling import Pooler
 from superfluid_core.engine.torch.sampler import NOT_FINITE, Sampled, Sampler
-from superfluid_core.engine.torch.weights import Checkpoint, load_weights
-from superfluid_core.errors import ConfigError, EngineError, ErrorCode
+from superfluid_core.errors import EngineError, ErrorCode
 from superfluid_core.grammar.compiler import Grammars
 from superfluid_core.grammar.lanes import NOTHING_LEFT, GrammarFault, LaneMasks, Mask
-from superfluid_core.modelfiles.config import ModelConfig
 from superfluid_core.scheduler.plan import LaneFault, StepDone, TickDone, TickOutcome, TickPlan
-from superfluid_core.session import Determinism, TokenLogprobs
-
-CODE_VERSION = "1"  # changes whenever the same weights would give other numbers
-STEP_TOKENS = {"cpu": 512, "cuda": 2048}
+from superfluid_core.session import TokenLogprobs
 
 OnLogits = Callable[[Sequence[StepRow], Tensor], None]
-
-
-@dataclass(frozen=True, slots=True)
-class TorchOptions:
-    """What an operator may say about this engine; None leaves it to the machine."""
-
-    device: str = "auto"
-    dtype: str = "auto"
-    lanes: int = 8
-    window: int | None = None
-    kv_blocks: int | None = None
-    kv_memory_bytes: int | None = None
-    block_tokens: int = 16
-    threads: int | None = None
-    step_tokens: int | None = None
-    attention: str = DEFAULT
-
-
-class KvPlace(NamedTuple):
-    """Where keys and values lie, and as what."""
-
-    device: torch.device
-    dtype: torch.dtype
 
 
 class Paths(NamedTuple):
@@ -78,6 +47,8 @@ class Paths(NamedTuple):
     attention: AttentionBackend
     invariant: InvariantForward | None
     pooler: Pooler
+    graphs: DecodeGraphs | None = None
+    compiled: Forward | None = None
 
 
 @dataclass(slots=True)
@@ -110,6 +81,7 @@ class TorchEngine:
         self._threads = threads
         self._clock = clock
         self._sampler = Sampler(info.lanes, info.vocabulary, pool.device)
+        self._ahead = self._make_ahead(paths, pool)
         self._bounds = EngineBounds(
             lanes=info.lanes,
             blocks=info.blocks,
@@ -138,6 +110,7 @@ class TorchEngine:
             raise EngineError("the engine is closed")
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
+        use_device(self._pool.device)
         flaw = plan_flaw(plan, self._bounds, self._sampler.lanes(), self._pool.parked())
         if flaw is not None:
             self.last_refusal = flaw
@@ -163,6 +136,11 @@ class TorchEngine:
         step = StepComposer(plan).next_step()
         rows = [] if step is None else step.rows()
         return self._forward(rows, tables, is_invariant=plan.batch_invariant)
+
+    def bytes_read(self, rows: int) -> int | None:
+        """Bytes of weights that a step of so many rows reads, where that is not all of the plain ones: for benches."""
+        compiled = self._paths.compiled
+        return None if compiled is None else compiled.bytes_read(rows)
 
     # --- a tick
 
@@ -200,11 +178,48 @@ class TorchEngine:
         while (step := tick.composer.next_step()) is not None:
             if tick.steps and interrupted():
                 return TickOutcome.INTERRUPTED
-            on_step(self._step(tick, step.rows()))
-            tick.steps += 1
+            rows = step.rows()
+            if not self._run_ahead(tick, rows, on_step, interrupted):
+                on_step(self._step(tick, rows))
+                tick.steps += 1
         if tick.faults and not tick.steps:
             on_step(StepDone(tick.plan.tick, 0, (), (), (), 0, 0, None, tick.faults))
         return TickOutcome.COMPLETE
+
+    def _make_ahead(self, paths: Paths, pool: KvPool) -> AheadDecoder | None:
+        if paths.graphs is None:
+            return None
+        cleared = pool if isinstance(paths.attention, PaddedAttention) else None
+        return AheadDecoder(paths.graphs, self._sampler, device_for(pool.device), cleared)
+
+    def _run_ahead(
+        self, tick: _Tick, rows: list[StepRow], on_step: OnStep, interrupted: Interrupted
+    ) -> bool:
+        """Run the steps that hold the same lanes without waiting for any, if these lanes and this device allow it."""
+        ahead, steps = self._ahead, tick.composer.steady()
+        if ahead is None or not steps or self._masks or self.on_logits is not None:
+            return False
+        if tick.plan.batch_invariant or not ahead.fits(rows):
+            return False
+        held = [self._sampler.row(row.lane) for row in rows]
+        report = StretchReport(
+            tick=tick.plan.tick,
+            composer=tick.composer,
+            lanes=[row.lane for row in rows],
+            judge=lambda lane, token: _lane_fault(lane, token, None),
+            stop_ids=[frozenset() if row is None else row.stop_ids for row in held],
+            clock=self._clock,
+            on_step=on_step,
+            steps=tick.steps,
+            faults=tick.faults if tick.steps == 0 else (),
+            last_ns=self._clock.now_ns(),
+        )
+        ahead.run(Stretch(rows, self._blocks_of(tick, rows), steps), report, interrupted)
+        tick.steps = report.steps
+        return True
+
+    def _blocks_of(self, tick: _Tick, rows: list[StepRow]) -> list[tuple[int, ...]]:
+        return [tick.tables.blocks[tick.tables.row_of[row.lane]] for row in rows]
 
     def _step(self, tick: _Tick, rows: list[StepRow]) -> StepDone:
         began_ns = self._clock.now_ns()
@@ -252,8 +267,12 @@ class TorchEngine:
         if is_invariant:
             assert self._paths.invariant is not None
             return self._paths.invariant.forward(rows, tables)
+        if self._ahead is not None and all(row.decoding for row in rows):
+            return self._ahead.logits(rows, [tables.blocks[tables.row_of[r.lane]] for r in rows])
         batch = compose_batch(rows, tables, self._pool.device)
         self._pool.clear(batch.fresh)
+        if self._paths.compiled is not None:
+            return self._paths.compiled(batch)
         return self._paths.decoder.forward(batch, self._paths.attention)
 
     def _sample(
@@ -304,84 +323,3 @@ def _lane_fault(lane: int, token: int, mask: Mask | GrammarFault | None) -> Lane
     if mask is not None:
         return LaneFault(lane, ErrorCode.INVALID_REQUEST, NOTHING_LEFT)
     return LaneFault(lane, ErrorCode.LANE_FAULT, "no token id is left to choose from")
-
-
-def build_torch_engine(
-    files: Checkpoint,
-    options: TorchOptions,
-    clock: Clock | None = None,
-    machine: Machine | None = None,
-    grammars: Grammars | None = None,
-) -> TorchEngine:
-    """Load a model and make its engine. Raises ConfigError, EngineError or ModelFilesError with words for a person."""
-    machine = machine or Machine()
-    config = files.config
-    device = choose_device(options.device, machine)
-    dtype = choose_dtype(options.dtype, config, device, machine)
-    window = config.window if options.window is None else options.window
-    if not 1 <= window <= config.window:
-        raise ConfigError(f"a window of {window} tokens; this model has at most {config.window}")
-    threads = options.threads or machine.threads()
-    torch.set_num_threads(threads)
-    with torch.inference_mode():
-        decoder = Decoder(config, load_weights(files, window, device, dtype))
-        pool = _make_pool(config, options, window, KvPlace(device, dtype), machine)
-    shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, config.sliding_window)
-    attention = make_attention(options.attention, pool, shape)
-    clock = clock or SystemClock()
-    with torch.inference_mode():
-        invariant = InvariantForward(decoder, pool, shape)
-        is_invariant = invariant.holds()
-        host_copy = copy_cost(pool, clock)
-    kind = str(dtype).removeprefix("torch.")
-    info = EngineInfo(
-        weights_fingerprint=files.weights_fingerprint(),
-        text_fingerprint=files.text_fingerprint(),
-        engine_build=f"torch {torch.__version__} {kind} {device.type} {options.attention} code {CODE_VERSION}",
-        dtype=kind,
-        device=str(device),
-        vocabulary=config.vocabulary,
-        eos_ids=config.eos_ids,
-        window=window,
-        lanes=options.lanes,
-        block_tokens=options.block_tokens,
-        blocks=pool.shape.blocks,
-        step_tokens=options.step_tokens or STEP_TOKENS[device.type],
-        determinism=Determinism.BATCH_INVARIANT if is_invariant else Determinism.NONE,
-        capabilities=Capabilities(
-            swap=True,
-            batch_invariant=is_invariant,
-            structured_output=grammars is not None,
-            embeddings=True,
-        ),
-        kv_bytes_per_token=pool.shape.block_bytes // options.block_tokens,
-        host_copy_bytes_per_s=host_copy.bytes_per_s,
-        host_copy_overhead_ns=host_copy.overhead_ns,
-    )
-    pass_tokens = min(info.step_tokens, PASS_TOKENS[device.type])
-    pooler = Pooler(decoder, pool.shape, device, options.attention, shape, pass_tokens)
-    paths = Paths(decoder, attention, invariant if is_invariant else None, pooler)
-    return TorchEngine(info, paths, pool, threads, clock, grammars)
-
-
-def _make_pool(
-    config: ModelConfig, options: TorchOptions, window: int, place: KvPlace, machine: Machine
-) -> KvPool:
-    """Size the pool after the weights are placed, then make it."""
-    one = KvShape(
-        layers=config.layers,
-        blocks=1,
-        block_tokens=options.block_tokens,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        dtype=place.dtype,
-    )
-    wish = PoolWish(
-        block_bytes=one.block_bytes,
-        block_tokens=options.block_tokens,
-        tokens_useful=options.lanes * window,
-        blocks=options.kv_blocks,
-        memory_bytes=options.kv_memory_bytes,
-    )
-    blocks = choose_blocks(wish, place.device, machine)
-    return KvPool(replace(one, blocks=blocks), place.device)

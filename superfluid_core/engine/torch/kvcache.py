@@ -7,7 +7,7 @@ this file never decides it.
     slot    block * block_tokens + offset: where one token's row lies
     clear   a block that a step opens but does not fill is zeroed first: padded attention multiplies what lies there
             by zero, and zero times a stale NaN would be NaN
-    parked  ticket -> a host copy of some blocks (pinned when the pool is on CUDA)
+    parked  ticket -> a host copy of some blocks: see cuda/park.py
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from superfluid_core.clock import SECOND, Clock
+from superfluid_core.engine.torch.cuda.park import ParkStore, streams_for
 from superfluid_core.limits import MIB
 
 ALIGN_BYTES = 64
@@ -72,7 +73,7 @@ class KvPool:
         self.values = [self._slab[layer, 1] for layer in range(shape.layers)]
         self._key_rows = [keys.flatten(0, 1) for keys in self.keys]
         self._value_rows = [values.flatten(0, 1) for values in self.values]
-        self._parked: dict[int, Tensor] = {}
+        self._parked = ParkStore(shape.block_bytes, self.copy_of, self._put, streams_for(device))
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store one row per token at its slot; rows are [tokens, kv_heads, head_dim]."""
@@ -105,17 +106,11 @@ class KvPool:
 
     def park_out(self, ticket: int, blocks: Sequence[int]) -> None:
         """Keep a host copy of `blocks`, in order, under `ticket`."""
-        taken = self.copy_of(blocks)
-        if self.device.type == "cuda":
-            host = torch.empty(taken.shape, dtype=taken.dtype, pin_memory=True)
-            host.copy_(taken)
-            taken = host
-        self._parked[ticket] = taken
+        self._parked.put(ticket, blocks)
 
     def park_in(self, ticket: int, blocks: Sequence[int]) -> None:
         """Put the first len(blocks) blocks kept under `ticket` into `blocks`; the ticket is used up."""
-        kept = self._parked.pop(ticket)[:, :, : len(blocks)]
-        self._slab.index_copy_(2, self._index(blocks), kept.to(self.device))
+        self._parked.take(ticket, blocks)
 
     def synchronize(self) -> None:
         """Wait for what the device still has to do."""
@@ -124,11 +119,14 @@ class KvPool:
 
     def park_drop(self, ticket: int) -> None:
         """Forget a host copy; a ticket that is already used up is no error."""
-        self._parked.pop(ticket, None)
+        self._parked.drop(ticket)
 
     def parked(self) -> dict[int, int]:
         """How many blocks are kept under each ticket."""
-        return {ticket: int(kept.shape[2]) for ticket, kept in self._parked.items()}
+        return self._parked.counts()
+
+    def _put(self, blocks: Sequence[int], piece: Tensor) -> None:
+        self._slab.index_copy_(2, self._index(blocks), piece)
 
     def _index(self, blocks: Sequence[int]) -> Tensor:
         return torch.tensor(blocks, dtype=torch.int64, device=self.device)

@@ -9,7 +9,10 @@ loaded: query, key and value rows lie in one matrix, gate and up rows in another
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone knows it by
@@ -52,8 +55,15 @@ def attention_block(
     turned, values = heads[:, :both], heads[:, both:]
     if weights.qk_norm is not None:
         turned = F.rms_norm(turned, (config.head_dim,), None, config.norm_eps) * weights.qk_norm
-    turned = rotate(turned, *turn)
     backend, layer = attend
+    fused = getattr(
+        backend, "run_qkv", None
+    )  # see FusedAttention; asking for the protocol costs more
+    if fused is not None:
+        whole = heads if weights.qk_norm is None else torch.cat((turned, values), dim=1)
+        out: Tensor = fused(layer, whole, turn)
+        return weights.out(out)
+    turned = rotate(turned, *turn)
     mixed = backend.run(layer, turned[:, : config.heads], turned[:, config.heads :], values)
     return weights.out(mixed)
 
@@ -71,11 +81,35 @@ def layer_forward(
     turn: tuple[Tensor, Tensor],
     attend: tuple[AttentionBackend, int],
 ) -> Tensor:
-    """One pre-norm layer; mutates the pool through the backend, never `x`."""
+    """One pre-norm layer; mutates the pool through the backend. The caller's `x` is no more: it may be written to."""
+    fused = _fused_layer() if x.is_cuda else None
+    if fused is not None:
+        return fused(x, weights, config, turn, attend)
+    return plain_layer(x, weights, config, turn, attend)
+
+
+def plain_layer(
+    x: Tensor,
+    weights: LayerWeights,
+    config: ModelConfig,
+    turn: tuple[Tensor, Tensor],
+    attend: tuple[AttentionBackend, int],
+) -> Tensor:
+    """Do it with torch alone; `x` stays as it is."""
     normed = rms_norm(x, weights.attention_norm, config.norm_eps)
     x = x + attention_block(normed, weights, config, turn, attend)
     normed = rms_norm(x, weights.mlp_norm, config.norm_eps)
     return x + mlp_block(normed, weights)
+
+
+@cache
+def _fused_layer() -> Callable[..., Tensor] | None:
+    """Find the layer whose passes are kernels of our own."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from superfluid_core.engine.torch.triton.layer import fused_layer
+
+    return fused_layer
 
 
 def take_rows(x: Tensor, rows: Tensor) -> Tensor:

@@ -107,22 +107,45 @@ class Sampler:
             self._grammar.apply(logits, masks)
             over = frozenset(n for n, mask in enumerate(masks) if mask is not None and mask.is_over)
         self._mask(logits, plan, indexes, over)
-        if plan.penalties is not None:
-            self._tables.apply(logits, plan.penalties)
-        best, ids = logits.max(dim=-1)
-        if plan.columns is not None:
-            ids = self._draw(logits, ids, plan, lanes, indexes)
-        if plan.penalties is not None:
-            self._tables.add(plan.penalties.lanes, ids[plan.penalties.rows])
+        uniform = None if plan.columns is None else self._noise(plan, lanes, indexes)
+        ids, best = self._choose(logits, plan, uniform)
         logprobs = None if model is None else self._logprobs(model, ids, plan)
-        ids = ids.where(best.isfinite(), NOT_FINITE).where(best != -torch.inf, NOTHING_ALLOWED)
-        found: list[int] = ids.tolist()
+        found: list[int] = _marked(ids, best).tolist()
         for number in plan.banning:
             if plan.rows[number].bad_words and found[number] >= 0:
                 plan.rows[number].remember(found[number])
         return Sampled(found, logprobs)
 
+    def is_free_of_host(self, lanes: Sequence[int], indexes: Sequence[int]) -> bool:
+        """Whether drawing for these lanes, now and later, needs nothing that only the host knows. See cuda/ahead.py."""
+        plan = self._compose(lanes)
+        return not plan.logprobs and not any(
+            plan.rows[n].bad_words or indexes[n] < plan.rows[n].min_output for n in plan.banning
+        )
+
+    def draw_on_device(self, logits: Tensor, lanes: Sequence[int], uniform: Tensor) -> Tensor:
+        """Do what `sample` does for lanes that are free of the host; `uniform` is [rows]. Nobody waits for the device."""
+        plan = self._compose(lanes)
+        if plan.static is not None:
+            logits.index_add_(0, *plan.static)
+        mine = uniform if plan.drawing_index is None else uniform[plan.drawing_index]
+        return _marked(*self._choose(logits, plan, mine))
+
     # --- the parts of a step
+
+    def _choose(
+        self, logits: Tensor, plan: _Composition, uniform: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Ids, and the best value of each row; `uniform` is for the rows that draw."""
+        if plan.penalties is not None:
+            self._tables.apply(logits, plan.penalties)
+        best, ids = logits.max(dim=-1)
+        if plan.columns is not None:
+            assert uniform is not None
+            ids = self._draw(logits, ids, plan, uniform)
+        if plan.penalties is not None:
+            self._tables.add(plan.penalties.lanes, ids[plan.penalties.rows])
+        return ids, best
 
     def _mask(
         self, logits: Tensor, plan: _Composition, indexes: Sequence[int], over: frozenset[int]
@@ -146,27 +169,22 @@ class Sampler:
             logits[where[0], where[1]] = -torch.inf
 
     def _draw(
-        self,
-        logits: Tensor,
-        best_ids: Tensor,
-        plan: _Composition,
-        lanes: Sequence[int],
-        indexes: Sequence[int],
+        self, logits: Tensor, best_ids: Tensor, plan: _Composition, uniform: Tensor
     ) -> Tensor:
         """Replace the best id by a drawn one in the rows that draw."""
         assert plan.columns is not None
-        uniform = self._noise(
-            [lanes[number] for number in plan.drawing],
-            [indexes[number] for number in plan.drawing],
-            [plan.rows[number] for number in plan.drawing],
-        )
         if plan.drawing_index is None:
             return draw(logits, plan.columns, uniform)
         drawn = draw(logits[plan.drawing_index], plan.columns, uniform)
         return best_ids.index_copy(0, plan.drawing_index, drawn)
 
-    def _noise(self, lanes: list[int], indexes: list[int], rows: list[SamplingRow]) -> Tensor:
+    def _noise(
+        self, plan: _Composition, every_lane: Sequence[int], every_index: Sequence[int]
+    ) -> Tensor:
         """One number in [0, 1) per drawing lane; lanes that used up theirs get the next DRAWS_AHEAD."""
+        lanes = [every_lane[number] for number in plan.drawing]
+        indexes = [every_index[number] for number in plan.drawing]
+        rows = [plan.rows[number] for number in plan.drawing]
         first = self._draws_first
         stale = [
             at
@@ -270,3 +288,8 @@ class Sampler:
 
     def _shares(self, values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self._device)
+
+
+def _marked(ids: Tensor, best: Tensor) -> Tensor:
+    """Put a mark below 0 where a row had nothing to choose from."""
+    return ids.where(best.isfinite(), NOT_FINITE).where(best != -torch.inf, NOTHING_ALLOWED)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,7 +24,19 @@ from superfluid_core.engine.torch.dequant import dequantize
 from superfluid_core.engine.torch.layers import LayerWeights
 from superfluid_core.engine.torch.linear import Linear, make_linear
 from superfluid_core.engine.torch.models import DecoderWeights
+from superfluid_core.engine.torch.quantized import (
+    QuantizedRows,
+    QuantizedWeights,
+    assemble_quantized,
+    read_rows,
+)
 from superfluid_core.engine.torch.rope import rope_table
+from superfluid_core.engine.torch.weights_cache import (
+    WeightsCache,
+    cache_name,
+    flatten,
+    unflatten,
+)
 from superfluid_core.errors import ModelFilesError
 from superfluid_core.modelfiles.config import ModelConfig
 from superfluid_core.modelfiles.gguf import GgufFile
@@ -167,6 +179,20 @@ class GgufSource(AbstractContextManager["GgufSource"]):
             tensor = uninterleave(tensor, self._config.kv_heads)
         return tensor.to(self._device)
 
+    def rows(self, name: str) -> QuantizedRows | None:
+        """Find a matrix as the file quantized it; None where it holds plain numbers."""
+        entry = self._file.tensors.get(gguf_name(name))
+        found = (
+            None if entry is None else read_rows(self._file.data(entry), entry.type, entry.shape)
+        )
+        if found is None or not self._interleaved:
+            return found
+        if ".q_proj." in name:
+            return found.reordered(lambda rows: uninterleave(rows, self._config.heads))
+        if ".k_proj." in name:
+            return found.reordered(lambda rows: uninterleave(rows, self._config.kv_heads))
+        return found
+
 
 class _Assembler:
     """Pulls tensors out of a source, checks shapes, fuses."""
@@ -237,6 +263,32 @@ def assemble(source: WeightSource, config: ModelConfig, window: int) -> DecoderW
     )
 
 
+class Loaded(NamedTuple):
+    """A decoder's weights; `quantized` are the same ones as a GGUF file quantized them, where that was wanted and is so."""
+
+    plain: DecoderWeights
+    quantized: QuantizedWeights | None = None
+
+
+class _Kept:
+    """A source of tensors that were read before, or that notes what is read."""
+
+    def __init__(self, tensors: dict[str, Tensor], source: WeightSource | None = None) -> None:
+        self.tensors = tensors
+        self._source = source
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors or (self._source is not None and self._source.has(name))
+
+    def get(self, name: str) -> Tensor:
+        found = self.tensors.get(name)
+        if found is None:
+            if self._source is None:
+                raise ModelFilesError(f"the cached weights have no tensor {name!r}")
+            found = self.tensors[name] = self._source.get(name).contiguous()
+        return found
+
+
 def load_weights(
     files: Checkpoint, window: int, device: torch.device, dtype: torch.dtype
 ) -> DecoderWeights:
@@ -249,3 +301,23 @@ def load_weights(
         source = SafetensorsSource(path, device, dtype)
     with source:
         return assemble(source, config, window)
+
+
+def load_cached(files: Checkpoint, window: int, dtype: torch.dtype, folder: Path) -> Loaded:
+    """Read a GGUF file for the CPU through the cache in `folder`, with its quantized weights if it has them."""
+    path, config, cache = Path(files.path), files.config, WeightsCache(folder)
+    name = cache_name(path, dtype)
+    found = cache.read(name)
+    if found is not None:
+        tensors, notes = found
+        quantized = unflatten(tensors, notes, config.layers)
+        return Loaded(assemble(_Kept(tensors), config, window), quantized)
+    with GgufSource(path, config, torch.device("cpu"), dtype) as source:
+        kept = _Kept({}, source)
+        plain = assemble(kept, config, window)
+        quantized = assemble_quantized(source, config)
+    more: tuple[dict[str, Tensor], dict[str, str]] = ({}, {})
+    if quantized is not None:
+        more = flatten(quantized)
+    cache.write(name, kept.tensors | more[0], more[1])
+    return Loaded(plain, quantized)

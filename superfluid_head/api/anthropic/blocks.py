@@ -7,12 +7,11 @@ whole message is folded from the very events that a stream would send, so the tw
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from typing import Any
 
 from superfluid_head.api.choices import Ended
-from superfluid_head.api.message import new_call_id
+from superfluid_head.api.message import arguments_so_far, new_call_id
 from superfluid_head.text.delta import CallPart, Delta
 
 Event = dict[str, Any]
@@ -59,7 +58,7 @@ class Blocks:
             case "text":
                 block["text"] = said
             case _:
-                block["input"] = _object(said)
+                block["input"] = arguments_so_far(said)
         return [*events, {"type": "content_block_stop", "index": len(self.content) - 1}]
 
     def _call(self, part: CallPart) -> list[Event]:
@@ -108,12 +107,3 @@ def _signature(thoughts: str) -> str:
 
 def _tool_id() -> str:
     return "toolu_" + secrets.token_hex(12)
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """Read a call's arguments; one that was cut off has none."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

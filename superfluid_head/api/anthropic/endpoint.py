@@ -16,11 +16,12 @@ from superfluid_core.errors import SuperfluidError
 from superfluid_head.api.anthropic.blocks import Blocks, stop_of
 from superfluid_head.api.anthropic.schemas import CountRequest, MessagesRequest
 from superfluid_head.api.anthropic.translate import NAMES, chat_members, generation_members
-from superfluid_head.api.body import read_object
+from superfluid_head.api.body import read_as
 from superfluid_head.api.choices import ChoiceEvent, Ended, Started, Text
 from superfluid_head.api.errors import from_error
 from superfluid_head.api.prepare import Talk, count_prompt, prepare_talk, read_chat
 from superfluid_head.api.run import Run, judge_caller
+from superfluid_head.api.schemas.chat import ChatRequest
 from superfluid_head.api.schemas.common import read_model
 from superfluid_head.api.shapes import REQUEST_HEADER, anthropic_body
 from superfluid_head.api.sse import (
@@ -41,8 +42,7 @@ class MessagesEndpoint:
 
     async def post(self, request: Request) -> Response:
         head = self._head
-        asked = read_model(MessagesRequest, await read_object(request, head.limits))
-        body = read_chat(generation_members(asked), NAMES)
+        body = await read_as(request, head.limits, _read)
         head.inflight.judge()
         caller = judge_caller(head, request)
         talk = await while_connected(request.receive, prepare_talk(head, body, caller, NAMES))
@@ -55,10 +55,17 @@ class MessagesEndpoint:
 
     async def count(self, request: Request) -> Response:
         head = self._head
-        asked = read_model(CountRequest, await read_object(request, head.limits))
-        body = read_chat(chat_members(asked), NAMES)
+        body = await read_as(request, head.limits, _read_counted)
         _, count = await while_connected(request.receive, count_prompt(head, body))
         return JSONResponse({"input_tokens": count})
+
+
+def _read(members: dict[str, Any]) -> ChatRequest:
+    return read_chat(generation_members(read_model(MessagesRequest, members)), NAMES)
+
+
+def _read_counted(members: dict[str, Any]) -> ChatRequest:
+    return read_chat(chat_members(read_model(CountRequest, members)), NAMES)
 
 
 class _Run(Run):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from superfluid_head.api.schemas.chat import LIMITS, Stops
-from superfluid_head.api.schemas.common import Float, Harmless, Int, RequestModel
+from superfluid_head.api.schemas.common import Float, Harmless, Int, RequestModel, judge_kinds
 from superfluid_head.api.schemas.tools import TOOLS_MAX
 from superfluid_head.api.schemas.vendor import TEMPLATE_REFUSED, VendorMembers
 
@@ -19,19 +19,8 @@ BLOCKS_MAX = 4_096
 THINKING_TOKENS_MIN = 1_024
 
 
-def _judge_kinds(value: Any, kinds: tuple[str, ...]) -> Any:
-    """Refuse blocks that this model cannot read, naming them."""
-    if isinstance(value, list):
-        for index, block in enumerate(value):
-            kind = block.get("type") if isinstance(block, dict) else None
-            if isinstance(kind, str) and kind not in kinds:
-                words = f"block {index} is of type {kind[:40]!r}; read here: {', '.join(kinds)}"
-                raise ValueError(words)
-    return value
-
-
 def _texts(value: Any) -> Any:
-    return _judge_kinds(value, ("text",))
+    return judge_kinds(value, ("text",), "block")
 
 
 class TextBlock(RequestModel):
@@ -95,7 +84,7 @@ class Message(RequestModel):
     """One message; what blocks it may hold depends on its role."""
 
     role: Literal["user", "assistant"]
-    content: str | Annotated[list[Block], Field(max_length=BLOCKS_MAX)]
+    content: str | Annotated[list[Block], Field(fail_fast=True, max_length=BLOCKS_MAX)]
 
     @model_validator(mode="before")
     @classmethod
@@ -103,7 +92,7 @@ class Message(RequestModel):
         if isinstance(data, dict):
             kinds = BY_ROLE.get(str(data.get("role")))
             if kinds is not None:
-                _judge_kinds(data.get("content"), kinds)
+                judge_kinds(data.get("content"), kinds, "block")
         return data
 
     def blocks(self) -> list[AnyBlock]:
@@ -183,9 +172,11 @@ class CountRequest(VendorMembers):
     )
 
     model: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=LIMITS.messages_max)]
+    messages: Annotated[
+        list[Message], Field(fail_fast=True, min_length=1, max_length=LIMITS.messages_max)
+    ]
     system: Annotated[str | list[TextBlock], BeforeValidator(_texts)] = ""
-    tools: Annotated[list[Tool], Field(max_length=TOOLS_MAX)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=TOOLS_MAX)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingWish | None = None
     output_config: OutputConfig | None = None

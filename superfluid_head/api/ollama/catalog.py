@@ -12,11 +12,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from superfluid_head.api.body import read_object
+from superfluid_head.api.body import read_as
 from superfluid_head.api.errors import invalid
 from superfluid_head.api.ollama.schemas import ShowBody
 from superfluid_head.api.ollama.times import time_text
-from superfluid_head.api.schemas.common import read_model
+from superfluid_head.api.schemas.common import reads
 from superfluid_head.api.state import Head, Target
 from superfluid_head.text.chat import ModelText
 from superfluid_head.text.fim import find_fim
@@ -58,7 +58,7 @@ class CatalogEndpoint:
         return JSONResponse({"version": self._head.version})
 
     async def show(self, request: Request) -> Response:
-        body = read_model(ShowBody, await read_object(request, self._head.limits))
+        body = await read_as(request, self._head.limits, reads(ShowBody))
         name = body.model if body.name is None else body.name
         if name is None:
             raise invalid("model is missing", param="model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -9,13 +10,13 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from superfluid_head.api.body import read_object
-from superfluid_head.api.embeddings import EmbeddingsEndpoint, floats_of
+from superfluid_head.api.body import read_as
+from superfluid_head.api.embeddings import EmbeddingsEndpoint, floats_of, vectors_reply
 from superfluid_head.api.ollama.catalog import served_name
 from superfluid_head.api.ollama.options import judge_window, members_of
 from superfluid_head.api.ollama.schemas import ACCEPTED
-from superfluid_head.api.schemas.common import BodyModel, Harmless, Int, read_model
-from superfluid_head.api.schemas.embeddings import EmbeddingsRequest
+from superfluid_head.api.schemas.common import BodyModel, Harmless, Int, read_model, reads
+from superfluid_head.api.schemas.embeddings import EmbeddingsRequest, inputs_of
 from superfluid_head.api.schemas.vendor import TEMPLATE_REFUSED
 from superfluid_head.api.state import Head
 
@@ -45,20 +46,21 @@ class EmbedEndpoint:
         """Answer with a list of vectors, whatever the input was."""
         head = self._head
         began_ns = head.clock.now_ns()
-        body = read_model(EmbedBody, await read_object(request, head.limits))
+        body = await read_as(request, head.limits, reads(EmbedBody))
         name, vectors, count = await self._embed(request, body, body.input)
         answer = {
             "model": name,
-            "embeddings": [floats_of(vector) for vector in vectors],
             "total_duration": head.clock.now_ns() - began_ns,
             "load_duration": 0,
             "prompt_eval_count": count,
         }
-        return JSONResponse(answer)
+        return await asyncio.to_thread(
+            vectors_reply, answer, "embeddings", vectors, lambda _, vector: floats_of(vector)
+        )
 
     async def post_old(self, request: Request) -> Response:
         """Answer with one vector."""
-        body = read_model(EmbedBody, await read_object(request, self._head.limits))
+        body = await read_as(request, self._head.limits, reads(EmbedBody))
         _, vectors, _ = await self._embed(request, body, body.prompt)
         return JSONResponse({"embedding": floats_of(vectors[0])})
 
@@ -74,4 +76,5 @@ class EmbedEndpoint:
             "dimensions": body.dimensions,
             "pooling": body.pooling,
         }
-        return await self._embeddings.embed(request, read_model(EmbeddingsRequest, members))
+        asked = read_model(EmbeddingsRequest, members)
+        return await self._embeddings.embed(request, asked, inputs_of(asked.input))

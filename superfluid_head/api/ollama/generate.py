@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from superfluid_core.clock import Clock
 from superfluid_core.errors import SuperfluidError
 from superfluid_core.session import QosClass
-from superfluid_head.api.body import read_object
+from superfluid_head.api.body import read_as
 from superfluid_head.api.choices import ChoiceEvent, Ended, Started, Text
 from superfluid_head.api.completions import prepare_completion
 from superfluid_head.api.errors import ApiError, from_error, invalid
@@ -31,7 +31,7 @@ from superfluid_head.api.ollama.turn import Turn
 from superfluid_head.api.prepare import prepare_talk, read_chat, renamed
 from superfluid_head.api.prompts import judge_completion
 from superfluid_head.api.run import Caller, Prepared, Run, channels_of, judge_caller
-from superfluid_head.api.schemas.common import read_model
+from superfluid_head.api.schemas.common import read_model, reads
 from superfluid_head.api.schemas.completions import CompletionRequest
 from superfluid_head.api.shapes import ollama_body
 from superfluid_head.api.sse import EventStream, Framing, StreamingReply, while_connected
@@ -65,14 +65,14 @@ class OllamaEndpoint:
         self._head = head
 
     async def chat(self, request: Request) -> Response:
-        body = read_model(ChatBody, await read_object(request, self._head.limits))
+        body = await read_as(request, self._head.limits, reads(ChatBody))
         body = body.model_copy(update={"model": self._judge(body)})
         if not body.messages:
             return self._loaded(body, _as_message)
         return await self._answer(request, self._talk(body, chat_members(body), _as_message), body)
 
     async def generate(self, request: Request) -> Response:
-        body = read_model(GenerateBody, await read_object(request, self._head.limits))
+        body = await read_as(request, self._head.limits, reads(GenerateBody))
         body = body.model_copy(update={"model": self._judge(body)})
         if not body.prompt and not body.suffix:
             return self._loaded(body, _as_response)

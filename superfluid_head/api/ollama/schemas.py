@@ -37,8 +37,8 @@ class Message(RequestModel):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
-    images: Annotated[list[Any], Field(max_length=0)] | None = None
-    tool_calls: Annotated[list[Call], Field(max_length=128)] | None = None
+    images: Annotated[list[Any], Field(fail_fast=True, max_length=0)] | None = None
+    tool_calls: Annotated[list[Call], Field(fail_fast=True, max_length=128)] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -62,8 +62,8 @@ class ChatBody(Asking):
 
     accepted: ClassVar[frozenset[str]] = ACCEPTED
 
-    messages: Annotated[list[Message], Field(max_length=LIMITS.messages_max)] = Field(
-        default_factory=list
+    messages: Annotated[list[Message], Field(fail_fast=True, max_length=LIMITS.messages_max)] = (
+        Field(default_factory=list)
     )
     tools: list[Any] | None = None
 

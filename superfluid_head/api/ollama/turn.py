@@ -5,10 +5,9 @@ Text and thoughts go out as they come; a call goes out whole, for its arguments 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from superfluid_head.api.message import new_call_id
+from superfluid_head.api.message import new_call_id, read_arguments
 from superfluid_head.text.delta import CallPart, Delta
 
 
@@ -43,8 +42,8 @@ class Turn:
         if part is None:
             return []
         try:
-            arguments = json.loads("".join(self._arguments))
-        except (ValueError, RecursionError):
+            arguments = read_arguments("".join(self._arguments))
+        except ValueError:
             return []
         function = {"index": self._calls, "name": part.name, "arguments": arguments}
         self._calls += 1

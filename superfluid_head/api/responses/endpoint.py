@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from superfluid_core.errors import SuperfluidError
-from superfluid_head.api.body import read_object
+from superfluid_head.api.body import read_as
 from superfluid_head.api.choices import ChoiceEvent, Ended, Started, Text
 from superfluid_head.api.errors import ApiError, from_error
 from superfluid_head.api.logprobs import content_entries
@@ -22,6 +22,7 @@ from superfluid_head.api.responses.items import Items
 from superfluid_head.api.responses.schemas import ResponsesRequest
 from superfluid_head.api.responses.translate import NAMES, chat_members
 from superfluid_head.api.run import Run, judge_caller
+from superfluid_head.api.schemas.chat import ChatRequest
 from superfluid_head.api.schemas.common import read_model
 from superfluid_head.api.sse import (
     EventStream,
@@ -42,13 +43,11 @@ class ResponsesEndpoint:
 
     async def post(self, request: Request) -> Response:
         head = self._head
-        raw = await read_object(request, head.limits)
-        asked = read_model(ResponsesRequest, raw)
-        body = read_chat(chat_members(asked), NAMES)
+        echo, body = await read_as(request, head.limits, _read)
         head.inflight.judge()
         caller = judge_caller(head, request)
         talk = await while_connected(request.receive, prepare_talk(head, body, caller, NAMES))
-        run = _Run(head, talk, _Echo(asked, raw))
+        run = _Run(head, talk, echo)
         if body.stream:
             return StreamingReply(run.stream, head.limits, Framing(last=None, failed=run.failure))
         return await while_connected(request.receive, run.collect())
@@ -86,6 +85,11 @@ class _Echo:
             "truncation": asked.truncation,
             "user": raw.get("user"),
         }
+
+
+def _read(members: dict[str, Any]) -> tuple[_Echo, ChatRequest]:
+    asked = read_model(ResponsesRequest, members)
+    return _Echo(asked, members), read_chat(chat_members(asked), NAMES)
 
 
 class _Run(Run):

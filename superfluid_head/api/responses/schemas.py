@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from superfluid_head.api.schemas.chat import LIMITS, TOP_LOGPROBS_MAX
-from superfluid_head.api.schemas.common import Float, Harmless, Int, RequestModel
+from superfluid_head.api.schemas.common import Float, Harmless, Int, RequestModel, few, judge_kinds
 from superfluid_head.api.schemas.tools import TOOLS_MAX
 from superfluid_head.api.schemas.vendor import TEMPLATE_REFUSED, VendorMembers
 
@@ -23,17 +23,6 @@ PARTS_MAX = 4_096
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 ITEMS = ("message", "function_call", "function_call_output", "reasoning")
 LOGPROBS = "message.output_text.logprobs"
-
-
-def _judge_kinds(value: Any, kinds: tuple[str, ...], what: str) -> Any:
-    """Refuse what is of a kind that is not read here, naming it."""
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            kind = item.get("type") if isinstance(item, dict) else None
-            if isinstance(kind, str) and kind not in kinds:
-                words = f"{what} {index} is of type {kind[:40]!r}; read here: {', '.join(kinds)}"
-                raise ValueError(words)
-    return value
 
 
 class Part(RequestModel):
@@ -48,8 +37,8 @@ class Part(RequestModel):
 
 
 Words = Annotated[
-    str | Annotated[list[Part], Field(max_length=PARTS_MAX)],
-    BeforeValidator(lambda value: _judge_kinds(value, TEXT_PARTS, "part")),
+    str | Annotated[list[Part], Field(fail_fast=True, max_length=PARTS_MAX)],
+    BeforeValidator(lambda value: judge_kinds(value, TEXT_PARTS, "part")),
 ]
 
 
@@ -93,8 +82,12 @@ class ReasoningItem(RequestModel):
     """Reasoning of an earlier answer; encrypted content can only be read by the service that made it, and is left out."""
 
     type: Literal["reasoning"]
-    content: Annotated[list[ThoughtPart], Field(max_length=PARTS_MAX)] = Field(default_factory=list)
-    summary: Annotated[list[ThoughtPart], Field(max_length=PARTS_MAX)] = Field(default_factory=list)
+    content: Annotated[list[ThoughtPart], Field(fail_fast=True, max_length=PARTS_MAX)] = Field(
+        default_factory=list
+    )
+    summary: Annotated[list[ThoughtPart], Field(fail_fast=True, max_length=PARTS_MAX)] = Field(
+        default_factory=list
+    )
 
     def text(self) -> str:
         return "\n".join(part.text for part in self.content or self.summary)
@@ -111,7 +104,7 @@ def _typed(value: Any) -> Any:
             {"type": "message", **item} if isinstance(item, dict) and "role" in item else item
             for item in value
         ]
-    return _judge_kinds(value, ITEMS, "item")
+    return judge_kinds(value, ITEMS, "item")
 
 
 class Tool(RequestModel):
@@ -146,7 +139,7 @@ class AllowedTools(RequestModel):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=TOOLS_MAX)]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1, max_length=TOOLS_MAX)]
 
 
 class Format(RequestModel):
@@ -202,7 +195,10 @@ class ResponsesRequest(VendorMembers):
 
     model: str | None = None
     input: Annotated[
-        str | Annotated[list[Item], Field(min_length=1, max_length=LIMITS.messages_max)],
+        str
+        | Annotated[
+            list[Item], Field(fail_fast=True, min_length=1, max_length=LIMITS.messages_max)
+        ],
         BeforeValidator(_typed),
     ]
     instructions: str | None = None
@@ -211,15 +207,22 @@ class ResponsesRequest(VendorMembers):
     temperature: Annotated[Float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[Float, Field(gt=0, le=1)] = 1.0
     top_logprobs: Annotated[Int, Field(ge=0, le=TOP_LOGPROBS_MAX)] = 0
-    tools: Annotated[list[Tool], Field(max_length=TOOLS_MAX)] = Field(default_factory=list)
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=TOOLS_MAX)] = Field(
+        default_factory=list
+    )
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = "auto"
     parallel_tool_calls: bool = True
     text: TextWish = Field(default_factory=TextWish)
     reasoning: ReasoningWish = Field(default_factory=ReasoningWish)
-    include: Annotated[list[str], Field(max_length=32)] = Field(default_factory=list)
+    include: Annotated[list[str], Field(fail_fast=True, max_length=32)] = Field(
+        default_factory=list
+    )
     truncation: Literal["auto", "disabled"] = "disabled"
     metadata: Annotated[
-        dict[str, str], Field(max_length=METADATA_MAX), AfterValidator(_judge_metadata)
+        dict[str, str],
+        few(METADATA_MAX),
+        Field(max_length=METADATA_MAX),
+        AfterValidator(_judge_metadata),
     ] = Field(default_factory=dict)
     stream: bool = False
     stream_options: StreamOptions | None = None

@@ -11,14 +11,23 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from superfluid_core.limits import HttpLimits
-from superfluid_head.api.schemas.common import BodyModel, Float, Harmless, Int, RequestModel
+from superfluid_head.api.schemas.common import (
+    BodyModel,
+    Float,
+    Harmless,
+    Int,
+    RequestModel,
+    TokenId,
+    few,
+)
 from superfluid_head.api.schemas.structured import MEMBERS, constraint_of
-from superfluid_head.api.schemas.tools import ToolChoice, Tools
+from superfluid_head.api.schemas.tools import FunctionName, Functions, ToolChoice, Tools
 from superfluid_head.text.constraints import Constraint
 
 LIMITS = HttpLimits()
 TOP_LOGPROBS_MAX = 20
 IDS_MAX = 1_024
+PARTS_MAX = 4_096
 WORDS_MAX = 256
 KWARG_CHARS_MAX = 1_024
 KWARGS_MAX = 64
@@ -63,7 +72,6 @@ Stops = Annotated[
     Field(max_length=LIMITS.stops_max),
     AfterValidator(_judge_stops),
 ]
-TokenId = Annotated[Int, Field(ge=0, lt=2**31)]
 Choices = Annotated[Int, Field(ge=1, le=LIMITS.choices_max)]
 Penalty = Annotated[Float, Field(ge=-2, le=2)]
 
@@ -91,6 +99,9 @@ def _parts(value: Any) -> Any:
     return value
 
 
+Parts = str | Annotated[list[TextPart], Field(fail_fast=True, max_length=PARTS_MAX)]
+
+
 class FunctionCall(RequestModel):
     """What an assistant called earlier; `arguments` is JSON as a string."""
 
@@ -110,10 +121,11 @@ class ChatMessage(RequestModel):
     """One message. Text parts are joined with a newline."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | list[TextPart] | None, BeforeValidator(_parts)] = None
+    content: Annotated[Parts | None, BeforeValidator(_parts)] = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=128)] | None = None
     tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
@@ -121,7 +133,7 @@ class ChatMessage(RequestModel):
     @model_validator(mode="after")
     def _judge(self) -> ChatMessage:
         if self.content is None:
-            has_other = self.tool_calls or self.thoughts or self.refusal
+            has_other = self.tool_calls or self.function_call or self.thoughts or self.refusal
             if not (self.role == "assistant" and has_other):
                 raise ValueError("content is missing")
         if self.role == "tool" and not self.tool_call_id:
@@ -147,8 +159,6 @@ class StreamOptions(RequestModel):
 
 
 REFUSED: dict[str, Harmless] = {
-    "functions": lambda value: value == [],
-    "function_call": lambda value: value in ("none", "auto"),
     "chat_template": lambda _: False,
     "audio": lambda _: False,
     "modalities": lambda value: value == ["text"],
@@ -189,15 +199,15 @@ class SamplingMembers(BodyModel):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[Float, Field(gt=0, le=100)] = 1.0
-    logit_bias: (
-        Annotated[dict[str, Float], Field(max_length=IDS_MAX), AfterValidator(_judge_bias)] | None
+    logit_bias: Annotated[dict[str, Float], few(IDS_MAX), AfterValidator(_judge_bias)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=IDS_MAX)] | None
     ) = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=IDS_MAX)] | None = (
+    bad_words: Annotated[list[str], Field(fail_fast=True, max_length=WORDS_MAX)] | None = None
+    stop: Stops | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=IDS_MAX)] | None = (
         None
     )
-    bad_words: Annotated[list[str], Field(max_length=WORDS_MAX)] | None = None
-    stop: Stops | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=IDS_MAX)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: Annotated[Int, Field(ge=0, lt=2**31)] = 0
@@ -247,7 +257,9 @@ class ChatRequest(SamplingMembers):
     refused: ClassVar[Mapping[str, Harmless]] = REFUSED
     accepted: ClassVar[frozenset[str]] = ACCEPTED | {"n_predict", "repeat_penalty"}
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=LIMITS.messages_max)]
+    messages: Annotated[
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=LIMITS.messages_max)
+    ]
     max_tokens: Annotated[Int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[Int, Field(ge=1)] | None = None
     logprobs: bool = False
@@ -260,6 +272,8 @@ class ChatRequest(SamplingMembers):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool = True
+    functions: Functions | None = None
+    function_call: Literal["none", "auto"] | FunctionName | None = None
     include_reasoning: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None

@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from superfluid_head.api.errors import invalid
 from superfluid_head.api.schemas.chat import (
     ACCEPTED,
     LIMITS,
@@ -19,11 +18,12 @@ from superfluid_head.api.schemas.chat import (
     SamplingMembers,
 )
 from superfluid_head.api.schemas.common import Harmless, Int
+from superfluid_head.api.schemas.texts import Ids, texts_of
 
 MAX_TOKENS = 16
 OWN = frozenset(("echo", "best_of", "add_special_tokens"))
 
-Ids = tuple[int, ...]
+__all__ = ["CompletionRequest", "Ids", "prompts_of"]
 
 
 class CompletionRequest(SamplingMembers):
@@ -49,33 +49,5 @@ class CompletionRequest(SamplingMembers):
 
 
 def prompts_of(value: Any) -> list[str | Ids]:
-    """Take a prompt in any of its four forms. Raises ApiError 400."""
-    if value is None:
-        return [""]
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise _wrong("a string, an array of strings, of token ids, or of arrays of token ids")
-    if not value:
-        raise _wrong("the array is empty")
-    if _are_ids(value):
-        return [tuple(value)]
-    if all(isinstance(item, str) for item in value):
-        return list(value)
-    if all(isinstance(item, list) for item in value):
-        return [_ids(item, index) for index, item in enumerate(value)]
-    raise _wrong("an array holds strings, or token ids, or arrays of token ids, not several kinds")
-
-
-def _are_ids(value: list[Any]) -> bool:
-    return all(type(item) is int for item in value)
-
-
-def _ids(item: list[Any], index: int) -> Ids:
-    if not item or not _are_ids(item):
-        raise _wrong("no token ids", f"prompt[{index}]")
-    return tuple(item)
-
-
-def _wrong(words: str, param: str = "prompt") -> Exception:
-    return invalid(f"{param}: {words}", param=param, code="invalid_type")
+    """Take a prompt in any of its forms; none is an empty text. Raises ApiError 400."""
+    return [""] if value is None else texts_of(value, "prompt")

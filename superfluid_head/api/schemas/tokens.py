@@ -10,12 +10,9 @@ from superfluid_head.api.schemas.chat import (
     KWARGS_MAX,
     LIMITS,
     ChatMessage,
-    TokenId,
     judge_kwargs,
 )
-from superfluid_head.api.schemas.common import BodyModel
-
-IDS_MAX = 1 << 20
+from superfluid_head.api.schemas.common import BodyModel, TokenIds
 
 
 class TokenizeRequest(BodyModel):
@@ -25,7 +22,10 @@ class TokenizeRequest(BodyModel):
     prompt: str | None = None
     content: str | None = None
     messages: (
-        Annotated[list[ChatMessage], Field(min_length=1, max_length=LIMITS.messages_max)] | None
+        Annotated[
+            list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=LIMITS.messages_max)
+        ]
+        | None
     ) = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
@@ -44,4 +44,4 @@ class DetokenizeRequest(BodyModel):
     """Ids to be read."""
 
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=IDS_MAX)]
+    tokens: TokenIds

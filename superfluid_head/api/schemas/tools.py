@@ -38,17 +38,26 @@ class Function(RequestModel):
     strict: bool | None = None
 
 
-class ToolSpec(RequestModel):
-    """One entry of `tools`. `given` is the entry as it was sent: templates show it with its order and extra members."""
+class Given(RequestModel):
+    """What is kept as it was sent beside what was read of it: templates show it with its order and extra members."""
 
-    type: Literal["function"]
-    function: Function
     given: dict[str, Any]
 
     @model_validator(mode="before")
     @classmethod
     def _keep(cls, data: Any) -> Any:
         return {**data, "given": data} if isinstance(data, dict) else data
+
+
+class GivenFunction(Function, Given):
+    """One entry of `functions`."""
+
+
+class ToolSpec(Given):
+    """One entry of `tools`."""
+
+    type: Literal["function"]
+    function: Function
 
 
 class FunctionName(RequestModel):
@@ -68,7 +77,7 @@ class AllowedTools(RequestModel):
     """Some of `tools`, and whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=TOOLS_MAX)]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1, max_length=TOOLS_MAX)]
 
 
 class AllowedChoice(RequestModel):
@@ -78,5 +87,6 @@ class AllowedChoice(RequestModel):
     allowed_tools: AllowedTools
 
 
-Tools = Annotated[list[ToolSpec], Field(max_length=TOOLS_MAX)]
+Functions = Annotated[list[GivenFunction], Field(fail_fast=True, max_length=TOOLS_MAX)]
+Tools = Annotated[list[ToolSpec], Field(fail_fast=True, max_length=TOOLS_MAX)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedChoice

@@ -25,7 +25,7 @@ from superfluid_head.bench.prose import Draws
 from superfluid_head.bench.report import median, percentile
 from superfluid_head.bench.rig import RigError
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario, Verdict
-from superfluid_head.bench.scenarios.modes import MODES, bodies_of, comparable
+from superfluid_head.bench.scenarios.modes import DIALECT, MODES, bodies_of, comparable
 from superfluid_head.bench.scenarios.stage import (
     ask,
     ask_all,
@@ -113,7 +113,7 @@ class Kill(Scenario):
         flags = engine_flags(
             self.plan, self.engine_in_use, self.nodes, "--max-batch", lanes, rates=MOCK_RATES
         )
-        shape = Shape(("--http-allow-batch-invariant", "--max-queue", "4096"))
+        shape = Shape(("--http-allow-batch-invariant", "--max-queue", "4096", *DIALECT))
         self.stage = own_fleet(stack, self.plan, flags, self.nodes, shape)
         modes = self._modes()
         self.bodies = bodies_of(self.stage.model, self.streams, self.tokens, modes, self.plan.seed)
@@ -124,11 +124,13 @@ class Kill(Scenario):
         self.normal_ms = median([gap for each in self.unbroken for gap in each.gaps_ms()])
 
     def _modes(self) -> list[str]:
-        """Ask once in every mode; what the server does not take is left out."""
+        """Ask once in every mode: none may be missing."""
         names = list(MODES)
-        asked = bodies_of(self.stage.model, len(names), 4, names, 9)
-        answers = ask(self.stage, asked)
-        return [name for name, each in zip(names, answers, strict=True) if each.is_complete]
+        answers = ask(self.stage, bodies_of(self.stage.model, len(names), 4, names, 9))
+        for name, answer in zip(names, answers, strict=True):
+            if not answer.is_complete:
+                raise RigError(f"the mode {name} is not served: {answer.error}")
+        return names
 
     def _ask(self) -> list[Answer]:
         return ask(self.stage, self.bodies, is_invariant=self.plan.batch_invariant)

@@ -12,6 +12,11 @@ from typing import Any
 from superfluid_head.bench.load import Answer, chat_body
 from superfluid_head.bench.prose import prose
 
+PREFILL = "prefill"
+"""What the assistant has said already; no member of a body."""
+DIALECT = ("--tool-call-parser", "hermes", "--reasoning-parser", "think")
+"""Flags of a head that make every model one that can call and reason."""
+
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {"temperature": 0.9, "top_p": 0.95, "seed": 77},
@@ -19,10 +24,20 @@ MODES: dict[str, dict[str, Any]] = {
         "tools": [
             {
                 "type": "function",
-                "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+                "function": {
+                    "name": "look",
+                    "parameters": {
+                        "type": "object",
+                        "properties": {"place": {"type": "string"}},
+                        "required": ["place"],
+                    },
+                },
             }
-        ]
+        ],
+        "tool_choice": "required",
+        "ignore_eos": False,
     },
+    "reasoning": {PREFILL: "<think>", "continue_final_message": True, "temperature": 0.8},
     "schema": {
         "response_format": {
             "type": "json_schema",
@@ -47,7 +62,12 @@ MODES: dict[str, dict[str, Any]] = {
 def body_of(model: str, mode: str, number: int, tokens: int) -> dict[str, Any]:
     """Compose the `number`-th stream in that mode; no two prompts are alike."""
     text = "Tell a story. " + prose(number, 30)
-    return chat_body(model, text, tokens, **{"ignore_eos": True, **MODES[mode]})
+    members = {"ignore_eos": True, **MODES[mode]}
+    said = members.pop(PREFILL, None)
+    body = chat_body(model, text, tokens, **members)
+    if said is not None:
+        body["messages"] = [*body["messages"], {"role": "assistant", "content": said}]
+    return body
 
 
 def bodies_of(

@@ -18,11 +18,8 @@ settle_threads()
 import torch  # noqa: E402 - what it does with threads is settled when it is loaded
 
 from superfluid_core.clock import SECOND  # noqa: E402
-from superfluid_core.engine.torch.engine import (  # noqa: E402
-    TorchEngine,
-    TorchOptions,
-    build_torch_engine,
-)
+from superfluid_core.engine.torch.build import TorchOptions, build_torch_engine  # noqa: E402
+from superfluid_core.engine.torch.engine import TorchEngine  # noqa: E402
 from superfluid_core.modelfiles.resolve import resolve  # noqa: E402
 from tests.unit.engine_torch.box import CLOCK, Box, spec  # noqa: E402
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from superfluid_core.engine.torch.engine import TorchEngine, TorchOptions, build_torch_engine
+from superfluid_core.engine.torch.build import TorchOptions, build_torch_engine
+from superfluid_core.engine.torch.engine import TorchEngine
 from superfluid_core.modelfiles.config import ModelConfig, config_from_gguf, config_from_hf
 from superfluid_core.modelfiles.gguf import GgufFile
 

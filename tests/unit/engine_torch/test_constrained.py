@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from superfluid_core.engine.sim import NumberedTexts
+from superfluid_core.engine.torch.build import TorchOptions, build_torch_engine
 from superfluid_core.engine.torch.drive import Driver
-from superfluid_core.engine.torch.engine import TorchEngine, TorchOptions, build_torch_engine
+from superfluid_core.engine.torch.engine import TorchEngine
 from superfluid_core.engine.torch.masks import GrammarMasks
 from superfluid_core.errors import ErrorCode
 from superfluid_core.grammar.compiler import Grammars, vocabulary_of

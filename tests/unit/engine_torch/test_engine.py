@@ -204,7 +204,7 @@ def test_logprobs_go_with_the_lanes_that_asked(engine: TorchEngine) -> None:
         (first_plan(copies=(BlockCopy(0, 32),)), "block outside"),
         (first_plan(park_out=(Park(1, (99,)),)), "block outside"),
         (first_plan(park_in=(Park(1, (2,)),)), "ticket 1"),
-        (first_plan(lanes=first_plan().lanes * 2), "twice"),
+        (first_plan(lanes=(*first_plan().lanes,) * 2), "twice"),
         (first_plan(lanes=(LanePlan(0, False, 0, (), 1, 0, (1,)),)), "no inputs"),
         (first_plan(lanes=(LanePlan(0, True, 0, (1, 2), 1, 0, (1,)),)), "decodes with 2"),
     ],

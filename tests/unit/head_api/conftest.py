@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from superfluid_core.clock import SystemClock
-from superfluid_core.engine.stand_ins import hashed_vector
+from superfluid_core.engine.scores import best_of
+from superfluid_core.engine.stand_ins import hashed_scores, hashed_vector
 from superfluid_core.errors import InvalidRequestError, SuperfluidError
 from superfluid_core.limits import HttpLimits
 from superfluid_core.session import FinishReason, QosClass, TokenLogprobs
@@ -256,6 +257,9 @@ class FakeFleet:
         await asyncio.sleep(self.script.wait_s)
         if self.script.error_first is not None:
             raise self.script.error_first
+        best = best_of(wanted.pooling)
+        if best is not None:
+            return hashed_scores(wanted.ids, best, 0, self.tokenizer.vocabulary)
         return hashed_vector(wanted.ids, wanted.pooling, 0)
 
     async def pin_prefix(self, pin: PrefixPin) -> PinnedPrefix:

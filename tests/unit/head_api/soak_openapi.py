@@ -1,7 +1,8 @@
 """Requests drawn from an OpenAPI document of every route, valid ones and wrong ones: no answer is a failure of the head.
 
-    python -m tests.unit.head_api.soak_openapi [--cases 1000]        # needs schemathesis: see tests/fuzz.txt
+    python -m tests.unit.head_api.soak_openapi [--cases 1000] [--brief] [--part 1/2]        # needs schemathesis: see tests/fuzz.txt
 
+`--brief` draws the same requests every time, with at most two items a list, which is most of what drawing costs: tests/cases has it.
 The document is made here from the table of routes and the models of their bodies; a route that takes a body and has no model here is an
 error. What is sent runs against the bench's head. Bars: no 5xx but 503, every error in the shape of its dialect, the good request
 after each route is served.
@@ -18,7 +19,7 @@ from typing import Any, cast
 
 import httpx
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from pydantic import BaseModel
 from schemathesis.generation import GenerationMode
@@ -45,6 +46,7 @@ BODIES: dict[str, type[BaseModel] | None] = {
     "/v1/fleet/nodes/{node}/undrain": None,
 }  # fmt: skip
 ENDLESS = {"/v1/fleet/events"}
+ITEMS_MAX = 2
 
 
 def document(bench: Bench) -> dict[str, Any]:
@@ -94,9 +96,23 @@ def fault(reply: httpx.Response) -> str | None:
     return None if isinstance(words, str) and words else f"shape of {reply.text[:200]}"
 
 
-def judge(bench: Bench, operation: Any, cases: int) -> tuple[int, list[str]]:
+def shorten(part: Any) -> None:
+    """Bound every list in a document."""
+    if isinstance(part, dict):
+        if part.get("type") == "array":
+            part["maxItems"] = min(ITEMS_MAX, part.get("maxItems", ITEMS_MAX))
+        part = list(part.values())
+    if isinstance(part, list):
+        for each in part:
+            shorten(each)
+
+
+def judge(
+    bench: Bench, operation: Any, cases: int, *, is_brief: bool = False
+) -> tuple[int, list[str]]:
     """Send so many requests to one operation; return how many were sent and what was wrong."""
     sent, faults = 0, []
+    phases = (Phase.generate,) if is_brief else tuple(Phase)
 
     async def send(case: Any) -> httpx.Response:
         parts: dict[str, Any] = {}
@@ -106,16 +122,21 @@ def judge(bench: Bench, operation: Any, cases: int) -> tuple[int, list[str]]:
         async with asyncio.timeout(20):
             return await bench.asend(case.method, path, **parts)
 
-    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+    modes = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
+    if not list(operation.body):  # any path is a valid one
+        modes.pop()
+    for mode in modes:
         try:
             strategy = operation.as_strategy(generation_mode=mode)
         except schemathesis.errors.InvalidSchema:
             continue
 
         @settings(
-            max_examples=-(-cases // 2),
+            max_examples=-(-cases // len(modes)),
             deadline=None,
             database=None,
+            derandomize=is_brief,
+            phases=phases,
             suppress_health_check=list(HealthCheck),
         )
         @given(case=strategy)
@@ -141,13 +162,19 @@ def judge(bench: Bench, operation: Any, cases: int) -> tuple[int, list[str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=1_000)
+    parser.add_argument("--brief", action="store_true")
+    parser.add_argument("--part", default="1/1", help="every so manieth operation, from which on")
     options = parser.parse_args()
+    first, step = map(int, options.part.split("/"))
     bench = Bench()
-    schema = schemathesis.openapi.from_dict(document(bench))
+    made = document(bench)
+    if options.brief:
+        shorten(made)
+    schema = schemathesis.openapi.from_dict(made)
     every, began = [], time.process_time()
-    for found in schema.get_all_operations():
+    for found in list(schema.get_all_operations())[first - 1 :: step]:
         operation = cast("Any", found).ok()
-        sent, faults = judge(bench, operation, options.cases)
+        sent, faults = judge(bench, operation, options.cases, is_brief=options.brief)
         good = bench.send("POST", "/v1/chat/completions", json=chat_body(max_tokens=2))
         faults += [] if good.status_code == 200 else [f"the next good request: {good.text[:200]}"]
         print(

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from superfluid_head.api.body import parse_object
+from superfluid_head.api.body import (
+    CONTAINERS_MAX,
+    FEW_MAX,
+    LARGE_BYTES_MIN,
+    SLICE_BYTES,
+    parse_object,
+)
 from superfluid_head.api.errors import ApiError
+from superfluid_head.text.pace import Pace
 
 
 def error_of(response: Any) -> dict[str, Any]:
@@ -273,3 +281,75 @@ def test_deep_nesting_is_judged_without_recursion() -> None:
     assert parse_object(ok, 64)
     with pytest.raises(ApiError):
         parse_object(b'{"x":' + b"[" * 64 + b"]" * 64 + b"}", 64)
+
+
+@pytest.mark.parametrize("shift", range(8))
+@pytest.mark.parametrize("unit", ["\\\\", '\\"', "\\u00e9", "\\ud83d\\ude00", '[{,\\\\\\"', "日"])
+def test_a_large_body_is_read_alike_wherever_it_is_cut(unit: str, shift: int) -> None:
+    """What is counted is what stands outside of strings, though a slice begins within one or behind a backslash."""
+    text = (
+        '{"a":"' + "x" * shift + unit * (2 * SLICE_BYTES // len(unit)) + '","b":[1,2],"c":"\\\\"}'
+    )
+    data = text.encode()
+    assert parse_object(data, 64) == json.loads(text)
+    tail = b"," + b"[1]," * CONTAINERS_MAX + b"1]}"
+    with pytest.raises(ApiError, match="too many values"):
+        parse_object(data[:-1] + b',"d":[1' + tail, 64)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"a":"' + b"x" * LARGE_BYTES_MIN + b'\\ud83d"}', "unpaired surrogate"),
+        (b'{"a":[' + b"1," * (FEW_MAX + 1) + b"NaN]}", "not valid JSON"),
+        (b'{"a":[' + b"1," * (FEW_MAX - 1) + b"NaN]}", "a number that JSON does not know"),
+        (b'{"a":[' + b"1," * (FEW_MAX + 1) + b"1e999]}", "too large"),
+        (b'{"a":["\xff' + b"x" * LARGE_BYTES_MIN + b'"]}', "not valid UTF-8"),
+    ],
+)
+def test_a_large_body_is_refused_in_words_too(body: bytes, words: str) -> None:
+    with pytest.raises(ApiError, match=words) as caught:
+        parse_object(body, 64)
+    assert caught.value.status == 400
+
+
+def test_many_ids_are_judged_as_a_whole_and_one_wrong_one_is_named(bench: Any) -> None:
+    ids = [17] * 70_000
+    good = bench.send("POST", "/detokenize", json={"tokens": ids})
+    assert good.status_code == 200
+    assert len(good.json()["prompt"]) == len(ids)
+    for wrong in (-1, 2**31, "x", True):
+        bad = bench.send("POST", "/detokenize", json={"tokens": [*ids, wrong]})
+        assert (bad.status_code, error_of(bad)["param"]) == (400, f"tokens[{len(ids)}]")
+    assert bench.send("POST", "/detokenize", json={"tokens": [16.0]}).status_code == 200
+
+
+def test_of_many_faults_one_is_told(bench: Any) -> None:
+    bad = bench.chat(messages=[{"role": "user", "content": [{"type": "text", "text": 1}] * 3_000}])
+    assert error_of(bad)["param"] == "messages[0].content[0].text"
+    many = bench.chat(logit_bias={str(n): "x" for n in range(5_000)})
+    assert error_of(many)["param"] == "logit_bias"
+
+
+def test_work_beside_the_loop_pauses_longer_than_it_works() -> None:
+    pace = Pace()
+    began = time.monotonic()
+    while time.monotonic() - began < 0.004:
+        pass
+    pace.rest()
+    assert time.monotonic() - began > 0.012
+    pace.rest()
+    assert time.monotonic() - began < 1
+
+
+def test_large_arguments_of_earlier_calls_are_read_and_too_many_values_refused(bench: Any) -> None:
+    def turns(arguments: str) -> list[dict[str, Any]]:
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        words = {"role": "user", "content": "hi"}
+        return [words, {"role": "assistant", "content": "x", "tool_calls": [call]}, words]
+
+    text = json.dumps({"text": "a,[{" * LARGE_BYTES_MIN})
+    assert error_of(bench.chat(messages=turns(text)))["code"] == "context_length_exceeded"
+    many = json.dumps({"list": [1] * (FEW_MAX + 2)})
+    refused = error_of(bench.chat(messages=turns(many)))
+    assert (refused["param"], refused["message"][:13]) == ("messages", "the arguments")

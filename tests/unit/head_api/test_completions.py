@@ -8,6 +8,9 @@ from typing import Any
 import openai
 import pytest
 
+from superfluid_core.engine.scores import unpack_scores
+from superfluid_core.engine.stand_ins import hashed_scores
+from superfluid_core.errors import InvalidRequestError
 from superfluid_core.session import QosClass
 
 EOS = 256
@@ -96,7 +99,6 @@ def test_a_prompt_comes_in_four_forms_and_may_spell_control_tokens(
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"echo": True, "suffix": "x"}, "echo"),
-        ({"echo": True, "logprobs": 1}, "logprobs"),
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
@@ -146,6 +148,61 @@ def test_echo_is_the_prompt_and_then_the_text_and_stops_do_not_look_into_it(benc
     assert joined(chunks(bench.complete(**members, stream=True)))[0]["text"] == "a two b one "
     ids = {"prompt": [[104, 105]], "echo": True}
     assert choices(bench.complete(**ids))[0]["text"].startswith("hi")
+
+
+def test_an_echo_with_logprobs_tells_those_of_the_prompt_first(bench: Any) -> None:
+    """As lm-eval asks: a prompt of ids, one token of output; then more of it, several prompts, and both modes."""
+    bench.fleet.say("x", "é", "z")
+    members: dict[str, Any] = {
+        "prompt": [[104, 195, 169, 105], list(b"ab")],
+        "echo": True,
+        "logprobs": 2,
+        "n": 2,
+    }
+    for budget in (1, 3):
+        found = choices(bench.complete(**members, max_tokens=budget))
+        streamed = joined(chunks(bench.complete(**members, max_tokens=budget, stream=True)))
+        assert [one["text"] for one in found] == [
+            front + "xéz"[:budget] for front in ("héi", "héi", "ab", "ab")
+        ]
+        for index, one in enumerate(found):
+            lists = one["logprobs"]
+            ids = members["prompt"][index // 2]
+            scores = unpack_scores(hashed_scores(ids, 2, 0, bench.tokenizer.vocabulary), len(ids))
+            assert lists["token_logprobs"] == [None, *(s.logprob for s in scores), *[-0.5] * budget]
+            assert lists["top_logprobs"][0] is None
+            assert [len(best) for best in lists["top_logprobs"][1 : len(ids)]] == [2] * (
+                len(ids) - 1
+            )
+            assert {len(each) for each in lists.values()} == {len(ids) + budget}
+            assert streamed[index]["lists"] == lists
+            assert streamed[index]["text"] == one["text"]
+        assert found[0]["logprobs"]["text_offset"] == [0, 1, 1, 2, 3, 4, 5][: 4 + budget]
+    assert {len(each.ids) for each in bench.fleet.embeds} == {2, 4}
+    assert len(bench.fleet.embeds) == 8, "a prompt is scored once, whatever n is"
+
+
+def test_a_prompt_is_scored_without_a_session_and_counted(bench: Any) -> None:
+    members = {"prompt": "ab<|sep|>c", "echo": True, "logprobs": 0, "max_tokens": 0}
+    response = bench.complete(**members)
+    (one,) = choices(response)
+    assert (one["text"], one["finish_reason"]) == ("ab<|sep|>c", "length")
+    assert one["logprobs"]["tokens"] == ["a", "b", "<|sep|>", "c"]
+    assert one["logprobs"]["text_offset"] == [0, 1, 2, 9]
+    assert one["logprobs"]["top_logprobs"] == [None] * 4
+    assert response.json()["usage"] == {**response.json()["usage"], "prompt_tokens": 4, "completion_tokens": 0}  # fmt: skip
+    assert joined(chunks(bench.complete(**members, stream=True)))[0]["lists"] == one["logprobs"]
+    assert not bench.fleet.requests
+    alone = choices(bench.complete(prompt="a", echo=True, logprobs=1, max_tokens=0))[0]["logprobs"]
+    assert alone == {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]}  # fmt: skip
+
+
+def test_a_prompt_that_cannot_be_scored_fails_before_the_first_byte(bench: Any) -> None:
+    bench.fleet.script.error_first = InvalidRequestError("no", param="input")
+    for stream in (False, True):
+        members = {"echo": True, "logprobs": 1, "stream": stream}
+        assert error(bench.complete(**members))["param"] == "prompt"
+    assert not bench.fleet.requests
 
 
 def test_the_echo_alone_asks_no_node(bench: Any) -> None:

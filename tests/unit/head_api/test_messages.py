@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import httpx
+import jiter
 import pytest
 
 from superfluid_core.errors import CapacityError, ErrorCode, GenerationError
 from superfluid_head.access.keys import KeyRing, Principal
 from tests.cases.talk import cuts, talking
-from tests.unit.head_api.conftest import WINDOW, Bench, LiveServer
+from tests.unit.head_api.conftest import SEPARATOR, WINDOW, Bench, LiveServer
 
 TOOLS: Any = [
     {
@@ -84,7 +86,8 @@ def fold(events: list[dict[str, Any]]) -> dict[str, Any]:
     assert not is_open
     for index, parts in inputs.items():
         if parts:
-            message["content"][index]["input"] = json.loads("".join(parts))
+            said = "".join(parts).encode()
+            message["content"][index]["input"] = jiter.from_json(said, partial_mode=True)
     message.update(events[-2]["delta"])
     message["usage"] = events[-2]["usage"]
     return message
@@ -230,6 +233,36 @@ def test_thinking_is_the_templates_matter_and_sampling_is_passed_on(bench: Bench
         assert bytes(other.fleet.requests[-1].prompt) == b"onhi"
         assert ask(other, thinking={"type": "disabled"}).status_code == 200
         assert bytes(other.fleet.requests[-1].prompt) == b"offhi"
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_a_call_that_breaks_off_is_as_long_in_both_modes(cut: int) -> None:
+    """By the budget, and by a control token behind which nothing of it can follow."""
+    call = '<tool_call>\n{"name": "f", "arguments": {"city": "Ulm", "deep": {"n": [1.5, "x"]}}}\n</tool_call>'
+    tokens = cuts(call[: call.index("{", 20) + cut], 1)
+    with talking("hermes") as bench:
+        bench.fleet.say(*tokens, end=False)
+        short = both(bench, tools=TOOLS, max_tokens=len(tokens))
+        bench.fleet.say(*tokens, SEPARATOR, "x")
+        broken = both(bench, tools=TOOLS)
+    assert (short["stop_reason"], broken["stop_reason"]) == ("max_tokens", "end_turn")
+    assert short["content"][0] == broken["content"][0]
+    given = short["content"][0]["input"]
+    assert given in ({}, {"city": "Ulm"}) or given["deep"] in (
+        {},
+        {"n": []},
+        {"n": [1]},
+        {"n": [1.5]},
+        {"n": [1.5, "x"]},
+    )
+
+
+def test_a_number_that_overflows_is_the_largest_in_an_object() -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {"city": [1e999, -1e999]}}\n</tool_call>'
+    with talking("hermes") as bench:
+        bench.fleet.say(*cuts(call, 3))
+        (block,) = ask(bench, tools=TOOLS).json()["content"]
+    assert block["input"] == {"city": [sys.float_info.max, -sys.float_info.max]}
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

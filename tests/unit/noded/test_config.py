@@ -10,6 +10,7 @@ import pytest
 from superfluid_core.errors import ConfigError
 from superfluid_noded.config import (
     OPTIONS,
+    GpuConfig,
     NodeConfig,
     Rates,
     Surroundings,
@@ -129,6 +130,27 @@ def test_sizes_and_rates() -> None:
     for bad in ("0", "-1", "1.5G", "1X"):
         with pytest.raises(ValueError, match="size"):
             parse_size(bad)
+
+
+def test_what_the_native_engine_is_told_about_a_gpu() -> None:
+    assert config().gpu == GpuConfig(0.9, 16, "auto", graphs=True, ranks=1)
+    told = config(
+        gpu_memory_utilization="0.5",
+        block_size="64",
+        attention_backend="triton",
+        cuda_graphs="off",
+        tensor_parallel="4",
+    )
+    assert told.gpu == GpuConfig(0.5, 64, "triton", graphs=False, ranks=4)
+    for name, value in (
+        ("gpu_memory_utilization", "0.01"),
+        ("gpu_memory_utilization", "1.5"),
+        ("block_size", "32"),
+        ("attention_backend", "flash"),
+        ("tensor_parallel", "0"),
+    ):
+        with pytest.raises(ConfigError, match=name.replace("_", "-")):
+            config(**{name: value})
 
 
 def test_metrics_off_loopback_are_allowed_with_a_token(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ class Bench:
     [
         ({"model": "other"}, ErrorCode.MODEL_NOT_FOUND),
         ({"pooling": "max"}, ErrorCode.UNSUPPORTED),
+        ({"pooling": "logprobs-21"}, ErrorCode.UNSUPPORTED),
+        ({"pooling": "logprobs-5", "ids": (1,)}, ErrorCode.INVALID_REQUEST),
         ({"ids": ()}, ErrorCode.INVALID_REQUEST),
         ({"ids": (1, 300)}, ErrorCode.INVALID_REQUEST),
         ({"ids": (1,) * 65}, ErrorCode.CONTEXT_LENGTH_EXCEEDED),
@@ -63,6 +65,12 @@ def test_what_the_engine_cannot_embed_is_refused(members: dict[str, Any], code: 
     assert denial is not None
     assert denial.code is code
     assert not bench.texts
+
+
+def test_scores_are_asked_for_in_the_same_line() -> None:
+    bench = Bench()
+    assert bench.desk.take(bench.head, replace(ASK, pooling="logprobs-5")) is None
+    assert len(bench.texts) == 1
 
 
 def test_an_engine_without_embeddings_and_a_full_line_refuse() -> None:

@@ -154,8 +154,14 @@ class PaddedAttention:
     def _attend_chunk(
         self, layer: int, chunk: _Chunk, queries: Tensor, keys: Tensor, values: Tensor
     ) -> Tensor:
+        return self._attend_rows(layer, chunk, queries[chunk.tokens], keys, values)
+
+    def _attend_rows(
+        self, layer: int, chunk: _Chunk, rows: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """Attend with the chunk's own rows of queries; keys and values are the step's."""
         shape = self._shape
-        mine = queries[chunk.tokens].view(-1, shape.kv_heads, shape.group, shape.head_dim)
+        mine = rows.view(-1, shape.kv_heads, shape.group, shape.head_dim)
         if chunk.blocks is None:
             keys, values = keys[chunk.tokens], values[chunk.tokens]
         else:

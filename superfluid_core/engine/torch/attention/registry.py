@@ -1,7 +1,7 @@
 """The attention backends that this build has, under their names.
 
-`padded` is the default everywhere: it needs nothing but torch. A kernel library is added by `register`, guarded by its
-own probe; the engine builds whatever name it is given and knows no class.
+`padded` needs nothing but torch. Those that need more are imported when they are made; whether they can be is told by choose.py.
+The engine builds whatever name it is given and knows no class.
 """
 
 from __future__ import annotations
@@ -16,9 +16,33 @@ from superfluid_core.errors import ConfigError
 
 MakeBackend = Callable[[KvPool, AttentionShape], AttentionBackend]
 DEFAULT = "padded"
+
+
+def _triton(pool: KvPool, shape: AttentionShape) -> AttentionBackend:
+    from superfluid_core.engine.torch.attention.paged import PagedAttention
+
+    return PagedAttention(pool, shape)
+
+
+def _varlen(pool: KvPool, shape: AttentionShape) -> AttentionBackend:
+    from superfluid_core.engine.torch.attention.varlen import VarlenAttention, activate
+
+    activate(pool.device)
+    return VarlenAttention(pool, shape)
+
+
+def _flashinfer(pool: KvPool, shape: AttentionShape) -> AttentionBackend:
+    from superfluid_core.engine.torch.attention.flashinfer import FlashInferAttention
+
+    return FlashInferAttention(pool, shape)
+
+
 BACKENDS: dict[str, MakeBackend] = {
     "padded": PaddedAttention,
     "reference": ReferenceAttention,
+    "triton": _triton,
+    "varlen": _varlen,
+    "flashinfer": _flashinfer,
 }
 
 

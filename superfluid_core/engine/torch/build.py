@@ -1,0 +1,253 @@
+"""From a checkpoint and an operator's wishes to an engine that runs.
+
+Owns the order of what happens at start: device and numbers are chosen, weights placed, an attention backend proven, the memory that steps
+need measured, the pool made of what is left, decode steps recorded. What an operator is told meanwhile goes to `say`; where a
+thing is logged is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from superfluid_core.clock import Clock, SystemClock
+from superfluid_core.engine.base import Capabilities, EngineInfo
+from superfluid_core.engine.torch.attention.base import AttentionShape, Site
+from superfluid_core.engine.torch.attention.choose import AUTO, choose_attention
+from superfluid_core.engine.torch.attention.registry import DEFAULT, make_attention
+from superfluid_core.engine.torch.cuda.devices import use_device
+from superfluid_core.engine.torch.cuda.graphs import OnProgress
+from superfluid_core.engine.torch.cuda.memory import NO_RESERVE, UTILIZATION
+from superfluid_core.engine.torch.cuda.setup import SPARE_BLOCKS, GraphSetup
+from superfluid_core.engine.torch.device import (
+    Machine,
+    PoolWish,
+    choose_blocks,
+    choose_device,
+    choose_dtype,
+)
+from superfluid_core.engine.torch.engine import Paths, TorchEngine
+from superfluid_core.engine.torch.forward import Surrounding, build_ahead, make_compiled
+from superfluid_core.engine.torch.invariant import InvariantForward
+from superfluid_core.engine.torch.kvcache import CopyCost, KvPool, KvShape, copy_cost
+from superfluid_core.engine.torch.models import Decoder
+from superfluid_core.engine.torch.parallel.group import Ranks
+from superfluid_core.engine.torch.parallel.shards import load_shard, local_config
+from superfluid_core.engine.torch.pooling import PASS_TOKENS, Pooler
+from superfluid_core.engine.torch.weights import Checkpoint, Loaded, load_cached, load_weights
+from superfluid_core.errors import ConfigError, EngineError
+from superfluid_core.grammar.compiler import Grammars
+from superfluid_core.modelfiles.config import ModelConfig
+from superfluid_core.session import Determinism
+
+CODE_VERSION = "1"  # changes whenever the same weights would give other numbers
+STEP_TOKENS = {"cpu": 512, "cuda": 2048}
+POOLING = {"flashinfer": "padded"}  # a backend with a workspace of its own is too dear for one text
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOptions:
+    """What an operator may say about this engine; None leaves it to the machine. `graphs`: decode steps are recorded."""
+
+    device: str = "auto"
+    dtype: str = "auto"
+    lanes: int = 8
+    window: int | None = None
+    kv_blocks: int | None = None
+    kv_memory_bytes: int | None = None
+    block_tokens: int = 16
+    threads: int | None = None
+    step_tokens: int | None = None
+    attention: str = AUTO
+    gpu_memory_utilization: float = UTILIZATION
+    graphs: bool | None = None
+    ranks: Ranks | None = None
+    """The ranks that this engine is one of; see parallel/."""
+    cache_dir: Path | None = None
+    """Where compiled ops and dequantized weights are kept; None: nothing is compiled, nothing kept."""
+
+
+def ignore(_text: str) -> None:
+    """Say nothing to nobody."""
+
+
+def build_torch_engine(
+    files: Checkpoint,
+    options: TorchOptions,
+    clock: Clock | None = None,
+    machine: Machine | None = None,
+    grammars: Grammars | None = None,
+    say: Say = ignore,
+) -> TorchEngine:
+    """Load a model and make its engine, telling `say` of what takes long or was passed over.
+
+    Raises ConfigError, EngineError or ModelFilesError with words for a person.
+    """
+    machine = machine or Machine()
+    try:
+        return _build(files, options, clock or SystemClock(), machine, grammars, say)
+    except RuntimeError as error:
+        raise EngineError(f"{machine.about()}: {str(error).splitlines()[0][:200]}") from error
+
+
+def _build(
+    files: Checkpoint,
+    options: TorchOptions,
+    clock: Clock,
+    machine: Machine,
+    grammars: Grammars | None,
+    say: Say,
+) -> TorchEngine:
+    ranks = options.ranks
+    config = _share(files.config, ranks)
+    device = choose_device(options.device, machine)
+    dtype = choose_dtype(options.dtype, config, device, machine)
+    window = config.window if options.window is None else options.window
+    if not 1 <= window <= config.window:
+        raise ConfigError(f"a window of {window} tokens; this model has at most {config.window}")
+    use_device(device)
+    threads = options.threads or machine.threads()
+    torch.set_num_threads(threads)
+    cache = options.cache_dir if device.type == "cpu" and not (options.graphs or ranks) else None
+    build_ahead(cache, clock, say)
+    with torch.inference_mode():
+        loaded = _load(files, window, Placed(device, dtype, ranks), cache)
+        decoder = Decoder(config, loaded.plain)
+    shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, config.sliding_window)
+    site = Site(device, dtype, options.block_tokens, shape)
+    name = choose_attention(
+        options.attention, site, lambda *why: say("passed over {}: {}".format(*why))
+    )
+    step_tokens = options.step_tokens or STEP_TOKENS[device.type]
+    setup = GraphSetup(
+        decoder, site, name, _one_block(config, options, dtype), options.lanes, window, step_tokens
+    )
+    is_recorded = device.type == "cuda" if options.graphs is None else options.graphs
+    with torch.inference_mode():
+        pool = _make_pool(setup, options, machine, is_recorded=is_recorded)
+        graphs = setup.record(pool, _progress(say)) if is_recorded else None
+    attention = make_attention(name, pool, shape)
+    quantized = None if options.dtype == "float32" else loaded.quantized
+    around = Surrounding(clock, say)
+    wanted = cache if name == DEFAULT else None
+    compiled = make_compiled(wanted, decoder, (pool, shape), quantized, around)
+    with torch.inference_mode():
+        invariant = InvariantForward(decoder, pool, shape)
+        is_invariant = _agreed(ranks, holds=invariant.holds())
+        host_copy = copy_cost(pool, clock)
+    capabilities = Capabilities(
+        swap=True,
+        batch_invariant=is_invariant,
+        structured_output=grammars is not None,
+        embeddings=ranks is None,
+    )
+    found = Found(
+        name if compiled is None else compiled.about, capabilities, host_copy, is_recorded
+    )
+    info = _info(files, options, setup, pool, found)
+    passes = min(info.step_tokens, PASS_TOKENS[device.type])
+    pooler = Pooler(decoder, pool.shape, device, POOLING.get(name, name), shape, passes)
+    paths = Paths(decoder, attention, invariant if is_invariant else None, pooler, graphs, compiled)
+    return TorchEngine(info, paths, pool, threads, clock, grammars)
+
+
+class Found(NamedTuple):
+    """What was found out while the engine was made. `path` says in a word or two how plain steps are computed."""
+
+    path: str
+    capabilities: Capabilities
+    host_copy: CopyCost
+    is_recorded: bool
+
+
+def _info(
+    files: Checkpoint, options: TorchOptions, setup: GraphSetup, pool: KvPool, found: Found
+) -> EngineInfo:
+    site, invariant = setup.site, found.capabilities.batch_invariant
+    kind = str(site.dtype).removeprefix("torch.")
+    return EngineInfo(
+        weights_fingerprint=files.weights_fingerprint(),
+        text_fingerprint=files.text_fingerprint(),
+        engine_build=f"torch {torch.__version__} {kind} {site.device.type} {found.path} code {CODE_VERSION}",
+        dtype=kind,
+        device=str(site.device),
+        vocabulary=files.config.vocabulary,
+        eos_ids=files.config.eos_ids,
+        window=setup.window,
+        lanes=options.lanes,
+        block_tokens=options.block_tokens,
+        blocks=pool.shape.blocks - (SPARE_BLOCKS if found.is_recorded else 0),
+        step_tokens=setup.step_tokens,
+        determinism=Determinism.BATCH_INVARIANT if invariant else Determinism.NONE,
+        capabilities=found.capabilities,
+        kv_bytes_per_token=pool.shape.block_bytes // options.block_tokens,
+        host_copy_bytes_per_s=found.host_copy.bytes_per_s,
+        host_copy_overhead_ns=found.host_copy.overhead_ns,
+    )
+
+
+def _share(config: ModelConfig, ranks: Ranks | None) -> ModelConfig:
+    return config if ranks is None else local_config(config, ranks.world)
+
+
+def _agreed(ranks: Ranks | None, *, holds: bool) -> bool:
+    """Say whether something holds on every rank."""
+    return holds if ranks is None else bool(ranks.least(int(holds)))
+
+
+class Placed(NamedTuple):
+    """Where weights go, as what, and whose share."""
+
+    device: torch.device
+    dtype: torch.dtype
+    ranks: Ranks | None
+
+
+def _load(files: Checkpoint, window: int, placed: Placed, cache: Path | None) -> Loaded:
+    if placed.ranks is not None:
+        return Loaded(load_shard(files, window, placed.dtype, placed.ranks))
+    if cache is not None and files.kind == "gguf":
+        return load_cached(files, window, placed.dtype, cache / "weights")
+    return Loaded(load_weights(files, window, placed.device, placed.dtype))
+
+
+def _progress(say: Say) -> OnProgress:
+    return lambda done, total: say(f"recorded decode steps: {done} of {total} sizes")
+
+
+def _one_block(config: ModelConfig, options: TorchOptions, dtype: torch.dtype) -> KvShape:
+    return KvShape(
+        layers=config.layers,
+        blocks=1,
+        block_tokens=options.block_tokens,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+    )
+
+
+def _make_pool(
+    setup: GraphSetup, options: TorchOptions, machine: Machine, *, is_recorded: bool
+) -> KvPool:
+    """Size the pool after the weights are placed, then make it."""
+    one, device = setup.one, setup.site.device
+    is_told = options.kv_blocks is not None or options.kv_memory_bytes is not None
+    is_measured = device.type == "cuda" and not is_told
+    wish = PoolWish(
+        block_bytes=one.block_bytes,
+        block_tokens=options.block_tokens,
+        tokens_useful=options.lanes * setup.window,
+        blocks=options.kv_blocks,
+        memory_bytes=options.kv_memory_bytes,
+        reserve=setup.reserve(is_recorded=is_recorded) if is_measured else NO_RESERVE,
+        utilization=options.gpu_memory_utilization,
+    )
+    blocks = choose_blocks(wish, device, machine)
+    blocks = blocks if options.ranks is None else options.ranks.least(blocks)
+    blocks += SPARE_BLOCKS if is_recorded else 0
+    return KvPool(replace(one, blocks=blocks), device)

@@ -1,0 +1,130 @@
+"""The ways a step can be computed here, and which one a batch takes.
+
+Owns the choice. All of them read the same pool and weights:
+
+    small   few rows, on a CPU with a C++ compiler, of a file that is quantized: one compiled call (small_step.py)
+    native  the same machine, any other step: oneDNN's products, compiled parts between them (NativeDecoder)
+    plain   torch alone, everywhere: what the others are tested against
+
+Batch-invariant plans and embeddings do not come here: they have one path, the plain decoder's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name that everyone knows it by
+from torch import Tensor
+
+from superfluid_core.clock import Clock
+from superfluid_core.engine.torch.attention.base import AttentionBackend, AttentionShape
+from superfluid_core.engine.torch.attention.cpu import CpuAttention
+from superfluid_core.engine.torch.batch import Batch
+from superfluid_core.engine.torch.kvcache import KvPool
+from superfluid_core.engine.torch.models import Decoder
+from superfluid_core.engine.torch.native.build import NoNativeError, is_built, library
+from superfluid_core.engine.torch.native.ops import NativeOps, fits, load_native
+from superfluid_core.engine.torch.quantized import QuantizedWeights
+from superfluid_core.engine.torch.small_step import SmallStep
+
+Say = Callable[[str], None]
+
+
+class NativeDecoder(Decoder):
+    """The decoder with compiled parts between its products: nine calls a layer."""
+
+    def __init__(self, plain: Decoder, ops: NativeOps) -> None:
+        super().__init__(plain.config, plain.weights)
+        self._ops = ops
+
+    def run_layers(self, batch: Batch, attention: AttentionBackend) -> Tensor:
+        assert isinstance(attention, CpuAttention)
+        config, ops = self.config, self._ops
+        attention.plan(batch)
+        heads = (batch.tokens, config.heads + 2 * config.kv_heads, config.head_dim)
+        rope = self.weights.rope
+        turn = (rope.cos[batch.positions], rope.sin[batch.positions])
+        x = F.embedding(batch.ids, self.weights.embedding)
+        delta: Tensor | None = None
+        for number, layer in enumerate(self.weights.layers):
+            normed = ops.add_norm(x, delta, layer.attention_norm, config.norm_eps)
+            qkv = layer.qkv(normed).view(heads)
+            delta = layer.out(attention.run_qkv(number, qkv, turn, layer.qk_norm))
+            normed = ops.add_norm(x, delta, layer.mlp_norm, config.norm_eps)
+            delta = layer.down(ops.silu_times(layer.gate_up(normed)))
+        return x if delta is None else x.add_(delta)
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Computes steps. `about` names the paths, as part of what is said of this engine's numbers."""
+
+    decoder: Decoder
+    attention: AttentionBackend
+    small: SmallStep | None = None
+    about: str = "torch ops"
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """One step; float32 logits [sampled rows, vocabulary]. Mutates the KV slots that the batch names."""
+        if self.small is not None and self.small.takes(batch):
+            return self.small.forward(batch)
+        return self.decoder.forward(batch, self.attention)
+
+    def bytes_read(self, rows: int) -> int | None:
+        """Bytes of quantized weights that a step of so many rows reads; None when it reads the plain ones."""
+        return None if self.small is None else self.small.bytes_read(rows)
+
+
+class Surrounding(NamedTuple):
+    """Who tells the time, and who is told what happens."""
+
+    clock: Clock
+    say: Say
+
+
+def build_ahead(cache: Path | None, clock: Clock, say: Say) -> None:
+    """Begin to compile while weights are loaded; who needs the result waits for it, and hears of a failure then."""
+    if cache is None or is_built(cache):
+        return
+
+    def build() -> None:
+        with suppress(NoNativeError):
+            library(cache, clock)
+
+    say("compiling the ops of the CPU step, once")
+    threading.Thread(target=build, name="superfluid-compile", daemon=True).start()
+
+
+def make_compiled(
+    cache: Path | None,
+    decoder: Decoder,
+    place: tuple[KvPool, AttentionShape],
+    quantized: QuantizedWeights | None,
+    around: Surrounding,
+) -> Forward | None:
+    """Put the compiled paths of a CPU model together; None, and a line that says why, where torch's ops must do."""
+    if cache is None:
+        return None
+    if not fits(decoder.config, decoder.weights.embedding.dtype):
+        around.say(
+            "CPU step: torch ops, because the model's sizes are not those of the compiled ones"
+        )
+        return None
+    try:
+        ops = load_native(cache, torch.get_num_threads(), around.clock)
+    except NoNativeError as error:
+        around.say(f"CPU step: torch ops, because there are no compiled ones: {error.message}")
+        return None
+    pool, shape = place
+    attention = CpuAttention(pool, shape, ops, decoder.config.norm_eps)
+    native = NativeDecoder(decoder, ops)
+    if quantized is None:
+        return Forward(native, attention, None, "C++ ops")
+    small = SmallStep(ops, decoder, quantized, pool)
+    return Forward(native, attention, small, "C++ ops, quantized small steps")

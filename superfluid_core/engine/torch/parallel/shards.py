@@ -1,0 +1,100 @@
+"""A rank's share of a model: whole heads, and rows of the gated unit; what comes together again is added up.
+
+Owns which rows or columns of which tensor a rank takes. Query, key, value, gate and up are cut by rows; the two products behind them by
+columns, whose results are partial sums that the ranks add. Embedding, norms and the head are everybody's: logits come out alike on all
+ranks, and so does what is drawn from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from superfluid_core.engine.torch.linear import Linear
+from superfluid_core.engine.torch.models import DecoderWeights
+from superfluid_core.engine.torch.parallel.group import Ranks
+from superfluid_core.engine.torch.weights import (
+    Checkpoint,
+    GgufSource,
+    SafetensorsSource,
+    WeightSource,
+    assemble,
+)
+from superfluid_core.errors import ConfigError
+from superfluid_core.modelfiles.config import ModelConfig
+
+ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+COLUMNS = ("o_proj", "down_proj")
+
+
+def local_config(config: ModelConfig, world: int) -> ModelConfig:
+    """Cut a model's sizes down to one rank's. Raises ConfigError when they do not come out even."""
+    for count, name in (
+        (config.heads, "heads"),
+        (config.kv_heads, "key heads"),
+        (config.intermediate, "rows of the gated unit"),
+    ):
+        if count % world:
+            raise ConfigError(f"--tensor-parallel {world}: the model has {count} {name}")
+    return replace(
+        config,
+        heads=config.heads // world,
+        kv_heads=config.kv_heads // world,
+        intermediate=config.intermediate // world,
+    )
+
+
+class ShardedSource:
+    """A source that gives each tensor's share of one rank."""
+
+    def __init__(self, source: WeightSource, rank: int, world: int) -> None:
+        self._source = source
+        self._rank, self._world = rank, world
+
+    def has(self, name: str) -> bool:
+        return self._source.has(name)
+
+    def get(self, name: str) -> Tensor:
+        whole = self._source.get(name)
+        part = name.split(".")[-2] if "." in name else name
+        if part in ROWS:
+            return whole.chunk(self._world, 0)[self._rank].contiguous()
+        if part in COLUMNS and name.endswith(".weight"):
+            return whole.chunk(self._world, 1)[self._rank].contiguous()
+        if part in COLUMNS and self._rank:
+            return torch.zeros_like(whole)  # a bias is added once
+        return whole
+
+
+class AddedLinear:
+    """A product whose result is one rank's part of a sum."""
+
+    __slots__ = ("_linear", "_ranks")
+
+    def __init__(self, linear: Linear, ranks: Ranks) -> None:
+        self._linear = linear
+        self._ranks = ranks
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._ranks.add(self._linear(x))
+
+
+def load_shard(files: Checkpoint, window: int, dtype: torch.dtype, ranks: Ranks) -> DecoderWeights:
+    """Read this rank's share of the weights. Raises ModelFilesError like `load_weights`."""
+    path, config = Path(files.path), files.config
+    source: SafetensorsSource | GgufSource
+    if files.kind == "gguf":
+        source = GgufSource(path, config, ranks.device, dtype)
+    else:
+        source = SafetensorsSource(path, ranks.device, dtype)
+    with source:
+        shard = ShardedSource(source, ranks.rank, ranks.world)
+        weights = assemble(shard, local_config(config, ranks.world), window)
+    layers = tuple(
+        replace(layer, out=AddedLinear(layer.out, ranks), down=AddedLinear(layer.down, ranks))
+        for layer in weights.layers
+    )
+    return replace(weights, layers=layers)
