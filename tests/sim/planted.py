@@ -139,7 +139,6 @@ PLANTED = (
     Planted("an end of file is not final", f"{LINK}.on_eof", "self._gone(None)", "pass", ("half close",)),
     Planted("an unfinished frame may wait", f"{LINK}._on_timer",
             "deadline_ns is not None and deadline_ns <= now_ns", "False", ("half frame",)),
-    Planted("what has waited is not looked at again", f"{LINK}._review", "self.on_backlog()", "pass", ("freeze head",)),
     Planted("a fresh link keeps the epoch", f"{GENERATION}._on_planned", "self.journal.epoch += 1", "pass"),
     Planted("a session is looked for on its old link", f"{RUNNER}._open",
             "= placed.link, action.epoch, False", "= slot.link, action.epoch, False", ("crash",)),
