@@ -1,7 +1,6 @@
 """The optional compiled build: the three packages once more, with the pure hot modules of the core compiled by mypyc.
 
-    python .ci/native.py build --build-base .venv/native-build --build-lib .venv/native      what `make native` does
-    python .ci/native.py bdist_wheel                                                         the same as a wheel
+    .venv/bin/python .ci/native.py -q build --build-base .venv/native-build --build-lib .venv/native      what `make native` does
 
 Nothing needs it and nothing else knows of it: the sources are compiled as they are, and whoever puts the folder in front
 (`PYTHONPATH`) gets the compiled modules under the same names. mypyc takes type hints at their word and checks them at the
