@@ -30,7 +30,7 @@ demo: $(STAMP)  ## a head and two nodes on this machine, and a node killed mid-a
 	$(BIN)/python -m superfluid_head.demo $(ARGS)
 
 test: $(STAMP)  ## every test, with pytest's own summary
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 40 --durations-min 4 $(ARGS)
 
 lint: $(STAMP)  ## format, lint, types, import floors
 	$(BIN)/ruff format --check .

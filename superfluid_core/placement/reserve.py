@@ -31,7 +31,7 @@ class Reservation:
         "_is_acknowledged",
         "_is_released",
         "_is_reported",
-        "_reprefills",
+        "_reprefill_ms",
         "_tokens",
         "node",
         "qos",
@@ -43,15 +43,16 @@ class Reservation:
         self.qos = request.qos
         self.tenant = request.tenant
         self._tokens = max(0, request.context - request.cached.get(node.name, 0))
-        self._reprefills = 1 if request.is_move else 0
         self._is_acknowledged = False
         self._is_reported = False
         self._is_released = False
         # the engine that serves the model
-        self._held = held = node.work(node.offers[request.model]).held
+        work = node.work(node.offers[request.model])
+        self._held = held = work.held
+        self._reprefill_ms = work.weigh_reprefill(self._tokens) if request.is_move else 0
         held.sessions += 1
         self._count(1)
-        held.reprefills += self._reprefills
+        held.reprefill_ms += self._reprefill_ms
         held.unreported_sessions += 1
         held.unreported_tokens += self._tokens
         node.touch()
@@ -77,9 +78,9 @@ class Reservation:
 
     def started(self) -> None:
         """Note the first token: the session no longer prefills."""
-        if self._reprefills and not self._is_released:
-            self._held.reprefills -= self._reprefills
-            self._reprefills = 0
+        if self._reprefill_ms and not self._is_released:
+            self._held.reprefill_ms -= self._reprefill_ms
+            self._reprefill_ms = 0
             self.node.touch()
 
     def set_qos(self, qos: QosClass) -> None:
@@ -107,7 +108,7 @@ class Reservation:
         held = self._held
         held.sessions -= 1
         self._count(-1)
-        held.reprefills -= self._reprefills
+        held.reprefill_ms -= self._reprefill_ms
         if self._is_reported:
             held.departed += 1
         else:

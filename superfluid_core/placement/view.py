@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from superfluid_core.placement.ranking import Ranking
 
 _UNSET = object()
+REPREFILL_MS = 100
+"""From this on a moved session's prefill counts as a whole one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +64,14 @@ class Held:
     """What this head holds on one engine. Changed by `reserve.py` only.
 
     `unreported_*` is the part that no load report covers yet; `departed` counts the sessions that a report still holds
-    although they have ended. `reprefills` are moved sessions that have not produced a token there yet. `by_tenant` are
-    sessions by class of each tenant that has any.
+    although they have ended. `reprefill_ms` is what moved sessions that have not produced a token there yet weigh (see
+    `Work.weigh_reprefill`). `by_tenant` are sessions by class of each tenant that has any.
     """
 
     sessions: int = 0
     by_class: list[int] = field(default_factory=lambda: [0] * len(QosClass))
     by_tenant: dict[str, list[int]] = field(default_factory=dict)
-    reprefills: int = 0
+    reprefill_ms: int = 0
     unreported_sessions: int = 0
     unreported_tokens: int = 0
     departed: int = 0
@@ -92,6 +94,11 @@ class Work:
     @property
     def queued_tokens(self) -> int:
         return self.load.queued_tokens + self.held.unreported_tokens
+
+    def weigh_reprefill(self, tokens: int) -> int:
+        """Weigh a moved session that has `tokens` to prefill, in ms: as long as that takes, at most REPREFILL_MS."""
+        rate = self.load.prefill_rate
+        return REPREFILL_MS if rate <= 0 else min(REPREFILL_MS, 1 + int(1_000 * tokens / rate))
 
     def pool_pct(self, offer: Offer) -> int:
         """How full the KV pool is, counting what was placed since the last report."""
@@ -166,8 +173,9 @@ class NodeView(Work):
         return sum(work.held.sessions for work in self.works) if self.others else self.held.sessions
 
     @property
-    def reprefills(self) -> int:
-        return sum(work.held.reprefills for work in self.works)
+    def reprefill_ms(self) -> int:
+        """What all moved sessions that prefill again weigh, on all engines."""
+        return sum(work.held.reprefill_ms for work in self.works)
 
 
 class FleetView:
@@ -234,7 +242,10 @@ class PlacementRequest:
 
 @dataclass(frozen=True, slots=True)
 class PlacementLimits:
-    """The bounds that placement keeps: sessions per node, pool mark, moved sessions that prefill again."""
+    """The bounds that placement keeps: sessions per node, pool mark, moved sessions that prefill again.
+
+    `reprefills_per_node` counts prefills of REPREFILL_MS and more; of shorter ones as many may run as take that long together.
+    """
 
     sessions_over_lanes: int = 2
     reprefills_per_node: int = 4
@@ -274,7 +285,7 @@ def fit(node: NodeView, request: PlacementRequest, limits: PlacementLimits, now_
         return Fit.FULL
     if is_tenant_full(node, request, limits):
         return Fit.TENANT
-    if request.is_move and node.reprefills >= limits.reprefills_per_node:
+    if request.is_move and node.reprefill_ms >= limits.reprefills_per_node * REPREFILL_MS:
         return Fit.REPREFILLS
     return Fit.CAPABLE
 

@@ -9,6 +9,7 @@ its stdin closes (`--exit-with-parent`). To the fleet it is a node like any othe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import shutil
@@ -32,6 +33,7 @@ READY_BYTES_MAX = 64 * 1024
 RESTART_MS_MIN = 250
 RESTART_MS_MAX = 15_000
 STEADY_S = 60
+CLOSE_S = 1.0
 EXIT_CONFIG = 2
 EXIT_MODEL = 3
 
@@ -152,3 +154,6 @@ class LocalNode:
         finally:
             if child.stdin is not None:
                 child.stdin.close()
+                with contextlib.suppress(OSError, TimeoutError):
+                    async with asyncio.timeout(CLOSE_S):
+                        await child.stdin.wait_closed()

@@ -4,8 +4,8 @@ Called every PERIOD_MS by the node's shell. Three additions to `Liveness`. While
 15 s that would do for the idle timeout, because a lease counts from the node's last stamp: a stamp older than the lease would
 open a session already fenced, and a frozen idle node would be found out by a client. With sessions live it pings all the while,
 and a node that speaks without answering is as suspect, then dead, as one that is silent (`echo.py`): it cannot hear. And a
-session is judged by itself: it stalls if the node works, or has nothing to do, and this session neither produces nor computes;
-a session that the node has queued behind others is given LONG_STALL times as long.
+session is judged by itself: it stalls if the node works, or has no lane in use, and this session neither produces nor computes;
+a session that a node at work has queued behind others is given LONG_STALL times as long.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Pulse:
         if status.steps != self._steps:
             self._steps = status.steps
             self._rose_ns = now_ns
-        if status.steps != self._hung_steps or status.lanes_busy == 0:
+        if status.steps != self._hung_steps:
             self._hung_steps = None
         self._status = status
 
@@ -119,7 +119,7 @@ class Pulse:
         if verdict is Verdict.HUNG:
             self._hung_steps = self._steps
         elif self._hung_steps is not None and verdict is not Verdict.DEAD:
-            # Its sessions have moved away, so nothing is awaited of it; it stays hung until it moves.
+            # Its sessions have moved away and its lanes look free; the step that hangs is still to end.
             verdict = Verdict.HUNG
         return Beat(tuple(messages), verdict) if messages else _SILENT[verdict]
 
@@ -141,12 +141,10 @@ class Pulse:
         status = self._status
         if status is None:
             return False
-        queued = sum(status.queued)
-        is_idle = status.lanes_busy == 0 and queued == 0
         is_rising = now_ns - self._rose_ns < RISING_MS * MS
-        if not (is_rising or is_idle):
-            return False
+        if status.lanes_busy > 0 and not is_rising:
+            return False  # that is for the verdict on its engine
         patience_ms = self._limits.session_stalled_ms
-        if slot.is_acknowledged and queued > 0:
+        if slot.is_acknowledged and sum(status.queued) > 0 and is_rising:
             patience_ms *= LONG_STALL
         return now_ns - slot.progressed_ns >= patience_ms * MS

@@ -270,7 +270,7 @@ class Inspector:
                 return f"{head.name} knows {len(fleet._nodes)} nodes"
             for node in fleet._nodes.values():
                 held = node.view.held
-                if node.slots or held.sessions or held.unreported_tokens or held.reprefills:
+                if node.slots or held.sessions or held.unreported_tokens or held.reprefill_ms:
                     return f"{head.name} holds a reservation on {node.key}"
                 if not node.is_linked:
                     return f"{head.name} has no link to {node.key}"

@@ -107,6 +107,24 @@ def test_nodes_that_join_come_back_to_a_head_that_lost_power(
         assert all(book is not None and book.is_linked for book in books)
 
 
+def test_a_node_whose_engine_never_returns_is_not_taken_for_an_idle_one() -> None:
+    # its sessions had moved away, so its lanes looked free: new ones went there and queued for ever (chaos C14)
+    with staged(3, ("crash",)) as run:
+        run.begin()
+        head, node = run.scene.heads[0], run.scene.nodes[0]
+        assert len(run.scene.nodes) > 1
+        assert node.process is not None
+        for _ in range(2 * len(run.scene.nodes)):
+            head.ask(run.scene.load)
+        run.advance(0.3)
+        node.ills.hung_until_ns = node.process.now_ns() + 10_000 * SECOND
+        run.advance(15.0)
+        for _ in range(2 * len(run.scene.nodes)):
+            head.ask(run.scene.load)
+        run.advance(100.0)
+        assert not head.open
+
+
 @pytest.mark.parametrize("seed", [92, 93, 189, 492, 548, 929, 1_061])
 def test_seeds_that_once_broke_a_promise_keep_it(seed: int) -> None:
     outcome = run_seed(seed)

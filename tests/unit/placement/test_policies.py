@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -241,6 +242,8 @@ def test_the_node_that_failed_is_taken_again_only_if_it_is_the_only_one(kit: Any
 
 def test_four_moved_sessions_prefill_on_a_node_at_a_time(kit: Any) -> None:
     view = kit.view(kit.node("a"))
+    node = view.nodes["a"]
+    node.load = replace(node.load, prefill_rate=0.0)  # nobody knows how long one takes
     moved = kit.request(is_move=True)
     taken = [place_one(view, moved) for _ in range(4)]
     refusal = place_one(view, moved)
@@ -250,6 +253,17 @@ def test_four_moved_sessions_prefill_on_a_node_at_a_time(kit: Any) -> None:
     assert isinstance(first, Placed)
     first.reservation.started()
     assert isinstance(place_one(view, moved), Placed)
+
+
+def test_short_prefills_of_moved_sessions_count_for_what_they_take(kit: Any) -> None:
+    # of eleven sessions of a killed node eight began at once, and the last waited 0.7 s for two waves of 10 ms each
+    view = kit.view(kit.node("a", lanes=64))
+    node = view.nodes["a"]
+    moved = kit.request(is_move=True)
+    node.load = replace(node.load, prefill_rate=1_000 * moved.context / 19.5)  # 20 ms each
+    taken = [place_one(view, moved) for _ in range(20)]
+    assert all(isinstance(each, Placed) for each in taken)
+    assert isinstance(place_one(view, moved), Refusal)
 
 
 def test_unknown_model_is_told_from_no_node(kit: Any) -> None:
