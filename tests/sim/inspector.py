@@ -121,13 +121,13 @@ class Inspector:
         is_stale = left_ns is None or self.world.now_ns - left_ns > FAREWELL_S_MAX * SECOND
         if loss is Loss.GOING and is_stale:
             self.world.broken(f"{node.key} was not told to go, and said goodbye")
-        killers = self._killers.get(node.key, set()) if loss is Loss.CUT else set()
+        killers = self._killers.get(node.key, set())
         for slot in node.slots.values():
             generation = fleet._runner.generations.get(slot.session)
             prompt = () if generation is None else generation.request.prompt
             if prompt in killers:
                 killers.discard(prompt)
-                self.killed_by[prompt] = self.killed_by.get(prompt, 0) + 1
+                self.killed_by[prompt] = self.killed_by.get(prompt, 0) + int(loss is Loss.CUT)
                 if self.killed_by[prompt] > FleetLimits().processes_lost_max:
                     self.world.broken("one request has killed a third process")
 
