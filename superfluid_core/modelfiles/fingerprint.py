@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 
 from superfluid_core.errors import ModelFilesError
@@ -47,7 +47,7 @@ def weights_fingerprint(
 
     `directory` rows (name, type, shape) are sorted here; `extents` are in the order of the files.
     """
-    shape = asdict(replace(config, bos_id=None, eos_ids=()))
+    shape = _told(config)
     digest = hashlib.sha256(b"superfluid weights 1\0")
     _add(digest.update, json.dumps(shape, sort_keys=True).encode())
     rows = sorted(json.dumps([str(field) for field in row]) for row in directory)
@@ -55,6 +55,23 @@ def weights_fingerprint(
     for sample in _samples(extents):
         _add(digest.update, sample)
     return digest.hexdigest()[:HEX_DIGITS]
+
+
+def _told(config: ModelConfig) -> dict[str, object]:
+    """Collect what a configuration says.
+
+    A value that came into `ModelConfig` later counts only where it says something, so old digests stay.
+    """
+    shape = asdict(replace(config, bos_id=None, eos_ids=()))
+    told = {
+        field.name: shape[field.name]
+        for field in fields(config)
+        if field.default is MISSING or getattr(config, field.name) != field.default
+    }
+    for name in ("short_factors", "long_factors"):
+        if not shape["rope_scaling"][name]:
+            del told["rope_scaling"][name]
+    return told
 
 
 def _add(update: Callable[[bytes], None], data: bytes) -> None:

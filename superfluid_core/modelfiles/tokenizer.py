@@ -78,7 +78,7 @@ class Tokenizer:
         unknown = getattr(self._inner.model, "unk_token", None)
         self._unknown_id = None if unknown is None else self.token_id(unknown)
         self._later = _without_first_space(self._inner)
-        self._bytes: dict[int, bytes] = {}
+        self._bytes: list[bytes | None] = [None] * self.vocabulary
         around = self._inner.encode("", add_special_tokens=True).ids
         own = bool(around) and around[0] == self.bos_id
         wanted = own if settings.adds_bos is None else settings.adds_bos
@@ -158,10 +158,10 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """Look up the exact bytes that a token stands for; b"" for an id without a text."""
-        found = self._bytes.get(token)
+        if not 0 <= token < self.vocabulary:
+            return b""
+        found = self._bytes[token]
         if found is None:
-            if not 0 <= token < self.vocabulary:
-                return b""
             found = self._bytes[token] = self._spelled(token)
         return found
 

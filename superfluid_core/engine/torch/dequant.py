@@ -6,6 +6,7 @@ defines, so the result is bit-exact. Large tensors go through in slices, which b
 
     simple    32 elements: d [m] [qh] qs     value = q * d (+ m)
     K-quants  256 elements in 8 or 16 sub-blocks, each with its own small scale (and minimum) under a common d (dmin)
+    tables    32 elements: d qs                value = table[q] * d
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from torch import Tensor
 from superfluid_core.errors import ModelFilesError
 from superfluid_core.modelfiles.gguf import BLOCKS, GgmlType
 
-SLICE_BLOCKS_32 = 65_536  # 2 M elements: 8 MiB of float32 per temporary
+IQ4_TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+FP4_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice what E2M1 stands for
+SLICE_BLOCKS_32 = (
+    8_192  # 256 k elements: 1 MiB of float32 per temporary, which stays in a core's cache
+)
 
 
 def _half(raw: Tensor) -> Tensor:
@@ -113,6 +118,49 @@ def _q6_k(raw: Tensor) -> Tensor:
     return (q * scale.unsqueeze(-1)).flatten(1)
 
 
+def _pairs_of_bits(raw: Tensor) -> Tensor:
+    """64 bytes -> [n, 16, 16] of 0 .. 3: each 32 bytes give four runs of 32, from the lowest bits up."""
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8).reshape(1, 1, 4, 1)
+    return ((raw.reshape(-1, 2, 1, 32) >> shifts) & 3).reshape(-1, 16, 16)
+
+
+def _q2_k(raw: Tensor) -> Tensor:
+    """16 bytes of scale (low half) and minimum (high half), 64 bytes of pairs of bits, d, dmin."""
+    scale = _half(raw[:, 80:82]) * (raw[:, :16] & 15).float()
+    minimum = _half(raw[:, 82:84]) * (raw[:, :16] >> 4).float()
+    q = _pairs_of_bits(raw[:, 16:80]).float()
+    return (q * scale.unsqueeze(-1) - minimum.unsqueeze(-1)).flatten(1)
+
+
+def _q3_k(raw: Tensor) -> Tensor:
+    """32 bytes of third bits (0 takes 4 away), 64 of pairs of bits, twelve of 16 6-bit scales, d.
+
+    Scale i has its low four bits in byte i mod 8 (scales 8 .. 15 in the high half), its high two in byte 8 + i mod 4.
+    """
+    low = torch.cat((raw[:, 96:104] & 15, raw[:, 96:104] >> 4), dim=1)
+    high = torch.cat([(raw[:, 104:108] >> shift) & 3 for shift in (0, 2, 4, 6)], dim=1)
+    scale = _half(raw[:, 108:110]) * ((low | (high << 4)).float() - 32.0)
+    bits = torch.arange(8, dtype=torch.uint8).reshape(1, 8, 1)
+    third = ((raw[:, :32].unsqueeze(1) >> bits) & 1).reshape(-1, 16, 16)
+    q = (_pairs_of_bits(raw[:, 32:96]) | (third << 2)).float() - 4.0
+    return (q * scale.unsqueeze(-1)).flatten(1)
+
+
+def _looked_up(raw: Tensor, table: tuple[int, ...]) -> Tensor:
+    return torch.tensor(table, dtype=torch.float32)[_nibbles(raw).int()]
+
+
+def _iq4_nl(raw: Tensor) -> Tensor:
+    return _looked_up(raw[:, 2:], IQ4_TABLE) * _half(raw[:, :2])
+
+
+def _mxfp4(raw: Tensor) -> Tensor:
+    """Read a byte of exponent as half of 2 ** (e - 127), since the table holds doubles; the two smallest are subnormal."""
+    exponent = raw[:, :1].int()
+    bits = torch.where(exponent < 2, 0x0020_0000 << exponent.clamp(max=1), (exponent - 1) << 23)
+    return _looked_up(raw[:, 1:], FP4_TABLE) * bits.view(torch.float32)
+
+
 def _f32(raw: Tensor) -> Tensor:
     return raw.contiguous().view(torch.float32)
 
@@ -133,6 +181,10 @@ DECODERS: dict[GgmlType, Callable[[Tensor], Tensor]] = {
     GgmlType.Q4_K: _q4_k,
     GgmlType.Q5_K: _q5_k,
     GgmlType.Q6_K: _q6_k,
+    GgmlType.Q2_K: _q2_k,
+    GgmlType.Q3_K: _q3_k,
+    GgmlType.IQ4_NL: _iq4_nl,
+    GgmlType.MXFP4: _mxfp4,
 }
 
 

@@ -26,6 +26,7 @@ from superfluid_core.clock import Clock
 from superfluid_core.engine.torch.attention.base import AttentionBackend, AttentionShape
 from superfluid_core.engine.torch.attention.cpu import CpuAttention
 from superfluid_core.engine.torch.batch import Batch
+from superfluid_core.engine.torch.capabilities import compiled_gap
 from superfluid_core.engine.torch.kvcache import KvPool
 from superfluid_core.engine.torch.models import Decoder
 from superfluid_core.engine.torch.native.build import NoNativeError, is_built, library
@@ -110,6 +111,10 @@ def make_compiled(
 ) -> Forward | None:
     """Put the compiled paths of a CPU model together; None, and a line that says why, where torch's ops must do."""
     if cache is None:
+        return None
+    gap = compiled_gap(decoder.config)
+    if gap is not None:
+        around.say(f"CPU step: torch ops, because the compiled ones do not know this model: {gap}")
         return None
     if not fits(decoder.config, decoder.weights.embedding.dtype):
         around.say(

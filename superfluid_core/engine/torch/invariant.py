@@ -23,6 +23,7 @@ from torch import Tensor
 
 from superfluid_core.engine.compose import StepRow
 from superfluid_core.engine.torch.attention.base import AttentionShape
+from superfluid_core.engine.torch.attention.capped import capped_attention
 from superfluid_core.engine.torch.batch import Batch, BlockTables, fresh_tail
 from superfluid_core.engine.torch.kvcache import KvPool
 from superfluid_core.engine.torch.models import Decoder
@@ -36,12 +37,13 @@ BLANK_ID = 0
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """One pass. Rows at `real` places are computed for good; `batch.slots` are theirs alone."""
+    """One pass. Rows at `real` places are computed for good; `batch.slots` are theirs alone. `full_mask`: of layers without a window."""
 
     batch: Batch
     real: slice
     blocks: Tensor
     mask: Tensor
+    full_mask: Tensor
 
 
 class _TileAttention:
@@ -61,15 +63,18 @@ class _TileAttention:
     def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         shape, tile = self._shape, self._tile
         self._pool.write(layer, tile.batch.slots, keys[tile.real], values[tile.real])
-        width = tile.mask.shape[1]
+        mask = tile.full_mask if layer in shape.full_layers else tile.mask
+        width = mask.shape[1]
         past = [part[:width].transpose(0, 1) for part in self._pool.gather(layer, tile.blocks)]
-        spread = (shape.kv_heads, shape.group, width, shape.head_dim)
-        out = F.scaled_dot_product_attention(
-            queries.view(-1, shape.kv_heads, shape.group, shape.head_dim).permute(1, 2, 0, 3),
-            past[0].unsqueeze(1).expand(spread),
-            past[1].unsqueeze(1).expand(spread),
-            attn_mask=tile.mask,
-        )
+        own = queries.view(-1, shape.kv_heads, shape.group, shape.head_dim).permute(1, 2, 0, 3)
+        each = [part.unsqueeze(1) for part in past]
+        if shape.soft_cap > 0:
+            out = capped_attention(own, each[0], each[1], mask, shape.soft_cap)
+        else:
+            spread = (shape.kv_heads, shape.group, width, shape.head_dim)
+            out = F.scaled_dot_product_attention(
+                own, each[0].expand(spread), each[1].expand(spread), attn_mask=mask
+            )
         return out.permute(2, 0, 1, 3).reshape(queries.shape[0], -1)
 
 
@@ -156,17 +161,19 @@ class InvariantForward:
             contexts=(width,),
             fresh=(),
         )
-        return _Tile(
-            batch, slice(first - start, end - start), table.to(device), self._mask(start, width)
-        )
+        window = self._shape.sliding_window
+        full_mask = self._mask(start, width, None)
+        mask = full_mask if window is None else self._mask(start, width, window)
+        real = slice(first - start, end - start)
+        return _Tile(batch, real, table.to(device), mask, full_mask)
 
-    def _mask(self, start: int, width: int) -> Tensor:
+    def _mask(self, start: int, width: int, window: int | None) -> Tensor:
         """Hidden places as -inf, [TILE_ROWS, width]; blank rows look where a real one would."""
         device = self._pool.device
         seen = torch.arange(width, device=device)
         at = torch.arange(start, width, device=device).unsqueeze(1)
         hidden = seen > at
-        if self._shape.sliding_window is not None:
-            hidden |= seen <= at - self._shape.sliding_window
+        if window is not None:
+            hidden |= seen <= at - window
         mask = torch.zeros(hidden.shape, dtype=self._pool.shape.dtype, device=device)
         return mask.masked_fill_(hidden, -torch.inf)

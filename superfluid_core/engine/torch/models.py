@@ -1,7 +1,8 @@
-"""The one decoder that configuration drives: Llama, Qwen2 and Qwen3 families.
+"""The one decoder that configuration drives, for all families.
 
-Owns the order of the layers; the families differ only in values of ModelConfig (biases, query and key norms, tied head,
-rotary scaling), all settled when the weights were fused. The head is applied to the rows that are sampled and to no others.
+Owns the order of the layers; the families differ only in values of ModelConfig, most of them settled when the weights were fused,
+the others seen to here (scales of embeddings and logits) and in layers.py. The head is applied to the rows that are sampled and to
+no others.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config
         self.weights = weights
+        # as the model has it: a number of the dtype of its rows
+        self._scale = weights.embedding.new_tensor(config.embedding_scale).item()
 
     def forward(self, batch: Batch, attention: AttentionBackend) -> Tensor:
         """One step; float32 logits [sampled rows, vocabulary]. Mutates the KV slots that the batch names."""
@@ -49,15 +52,21 @@ class Decoder:
         weights = self.weights
         attention.plan(batch)
         x = F.embedding(batch.ids, weights.embedding)
-        turn = (
-            weights.rope.cos[batch.positions].unsqueeze(1),
-            weights.rope.sin[batch.positions].unsqueeze(1),
-        )
+        if self._scale != 1.0:
+            x = x * self._scale
+        turn = weights.rope.turn(batch.positions)
+        local = turn if weights.rope.local is None else weights.rope.local_turn(batch.positions)
         for number, layer in enumerate(weights.layers):
-            x = layer_forward(x, layer, self.config, turn, (attention, number))
+            own = local if layer.is_local else turn
+            x = layer_forward(x, layer, self.config, own, (attention, number))
         return x
 
     def project(self, x: Tensor) -> Tensor:
-        """Logits of rows that left the layers, in the dtype of the weights."""
-        rows = rms_norm(x, self.weights.final_norm, self.config.norm_eps)
-        return self.weights.head(rows)
+        """Logits of rows that left the layers, in the dtype of the weights or wider."""
+        config = self.config
+        logits = self.weights.head(rms_norm(x, self.weights.final_norm, config.norm_eps))
+        if config.logit_divisor != 1.0:
+            logits = logits.float() / config.logit_divisor
+        if config.logit_soft_cap > 0:
+            logits = config.logit_soft_cap * (logits.float() / config.logit_soft_cap).tanh()
+        return logits

@@ -4,7 +4,7 @@ Owns positions -> angles; knows nothing of attention. Tables are float32 [window
 element j and j + head_dim/2 turn together by angle position * frequency[j]. The sign of the rotation is folded into
 the sine table, so applying it is one swap of halves, one multiply and one fused multiply-add.
 
-`dynamic` is fixed at the served window (its published form changes all angles with the longest sequence of a batch,
+`dynamic` and `longrope` are fixed at the served window (its published form changes all angles with the longest sequence of a batch,
 which would make a lane depend on its neighbours).
 """
 
@@ -21,10 +21,26 @@ from superfluid_core.modelfiles.config import ModelConfig, RopeScaling
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """`cos` and signed `sin`, float32 [window, head_dim]."""
+    """`cos` and signed `sin`, float32 [window, head_dim]. `local`: frequencies of layers that turn otherwise, [head_dim / 2]."""
 
     cos: Tensor
     sin: Tensor
+    local: Tensor | None = None
+
+    def turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Look up what turns rows at `positions`, [tokens, 1, head_dim] each."""
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+
+    def local_turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute what turns rows in layers that turn otherwise."""
+        assert self.local is not None
+        cos, sin = _both_halves(positions.float().unsqueeze(1) * self.local)
+        return cos.unsqueeze(1), sin.unsqueeze(1)
+
+
+def _both_halves(angles: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=1), torch.cat((-sin, sin), dim=1)
 
 
 def _frequencies(theta: float, head_dim: int) -> Tensor:
@@ -66,11 +82,11 @@ def _dynamic_theta(theta: float, scaling: RopeScaling, head_dim: int, window: in
 def rope_frequencies(
     config: ModelConfig, window: int, factors: Tensor | None = None
 ) -> tuple[Tensor, float]:
-    """Frequencies [head_dim/2] and the factor that multiplies cosine and sine.
+    """Frequencies of what turns of a head, half as many, and the factor that multiplies cosine and sine.
 
     `factors` are per-frequency divisors that some files carry beside their weights.
     """
-    scaling, theta, head_dim = config.rope_scaling, config.rope_theta, config.head_dim
+    scaling, theta, head_dim = config.rope_scaling, config.rope_theta, config.turned
     magnitude = 1.0
     if scaling.kind == "dynamic":
         theta = _dynamic_theta(theta, scaling, head_dim, window)
@@ -83,6 +99,11 @@ def rope_frequencies(
         base = _yarn(base, scaling, theta, head_dim)
         grown = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
         magnitude = grown if scaling.attention_factor is None else scaling.attention_factor
+    elif scaling.kind in ("longrope", "long_factors"):
+        magnitude = scaling.attention_factor or 1.0
+    if scaling.kind == "longrope":
+        is_long = window > scaling.original_max_position
+        factors = torch.tensor(scaling.long_factors if is_long else scaling.short_factors)
     if factors is not None:
         base = base / factors.float().cpu()
     return base, magnitude
@@ -91,13 +112,29 @@ def rope_frequencies(
 def rope_table(
     config: ModelConfig, window: int, device: torch.device, factors: Tensor | None = None
 ) -> RopeTable:
-    """Tables for positions 0 .. window-1 on `device`."""
+    """Tables for positions 0 .. window-1 on `device`. What does not turn of a head lies behind both halves of what does."""
     frequencies, magnitude = rope_frequencies(config, window, factors)
     angles = torch.outer(torch.arange(window).float(), frequencies)
     cos, sin = angles.cos() * magnitude, angles.sin() * magnitude
+    still = config.head_dim // 2 - frequencies.shape[0]
+    if still:
+        cos = torch.cat((cos, torch.ones(window, still)), dim=1)
+        sin = torch.cat((sin, torch.zeros(window, still)), dim=1)
+    local = _local_frequencies(config)
     return RopeTable(
-        torch.cat((cos, cos), dim=1).to(device), torch.cat((-sin, sin), dim=1).to(device)
+        torch.cat((cos, cos), dim=1).to(device),
+        torch.cat((-sin, sin), dim=1).to(device),
+        None if local is None else local.to(device),
     )
+
+
+def _local_frequencies(config: ModelConfig) -> Tensor | None:
+    """Frequencies of the layers with a window, or of those that do not turn."""
+    if config.nope_layers:
+        return torch.zeros(config.head_dim // 2)
+    if config.local_rope_theta:
+        return _frequencies(config.local_rope_theta, config.head_dim)
+    return None
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

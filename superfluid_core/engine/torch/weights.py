@@ -1,36 +1,28 @@
 """From a checkpoint to the fused, placed tensors of a decoder.
 
-Owns the names under which checkpoints keep their tensors, the fusing, and the check of every shape against ModelConfig:
-a file that contradicts its own configuration is refused with the tensor's name, before anything runs. Nothing that can
-execute is ever read.
-
-    safetensors  one file or many, memory-mapped by the library, straight to device and dtype
-    GGUF         dequantized once, tensor by tensor; `llama` files keep query and key rows interleaved (pairs that turn
-                 together lie side by side), which is undone here
+Owns the fusing, and the check of every shape against ModelConfig: a file that contradicts its own configuration is refused with
+the tensor's name, before anything runs. Where files keep their tensors is told by sources.py.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from superfluid_core.engine.torch.dequant import dequantize
-from superfluid_core.engine.torch.layers import LayerWeights
+from superfluid_core.engine.torch.capabilities import compiled_gap, layer_gap
+from superfluid_core.engine.torch.experts import Expert, ExpertsBlock
+from superfluid_core.engine.torch.layers import ACTIVATIONS, LayerWeights, no_product
 from superfluid_core.engine.torch.linear import Linear, make_linear
 from superfluid_core.engine.torch.models import DecoderWeights
 from superfluid_core.engine.torch.quantized import (
-    QuantizedRows,
     QuantizedWeights,
     assemble_quantized,
-    read_rows,
 )
 from superfluid_core.engine.torch.rope import rope_table
+from superfluid_core.engine.torch.sources import GgufSource, SafetensorsSource, WeightSource
 from superfluid_core.engine.torch.weights_cache import (
     WeightsCache,
     cache_name,
@@ -39,10 +31,19 @@ from superfluid_core.engine.torch.weights_cache import (
 )
 from superfluid_core.errors import ModelFilesError
 from superfluid_core.modelfiles.config import ModelConfig
-from superfluid_core.modelfiles.gguf import GgufFile
-from superfluid_core.modelfiles.safetensors import SafetensorsIndex
 
 Shape = tuple[int, ...]
+# what norms a layer has, as files call them: of attention and of the unit, then of what leaves each
+NORMS = {
+    "before": ("input_layernorm", "post_attention_layernorm"),
+    "after": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "around": (
+        "input_layernorm",
+        "pre_feedforward_layernorm",
+        "post_attention_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
 
 
 class Checkpoint(Protocol):
@@ -60,138 +61,6 @@ class Checkpoint(Protocol):
     def weights_fingerprint(self) -> str: ...
 
     def text_fingerprint(self) -> str: ...
-
-
-class WeightSource(Protocol):
-    """Tensors by their Hugging Face name, on the wanted device, in the wanted dtype."""
-
-    def has(self, name: str) -> bool: ...
-
-    def get(self, name: str) -> Tensor: ...
-
-
-class SafetensorsSource(AbstractContextManager["SafetensorsSource"]):
-    """A directory of safetensors; files are opened when first needed and closed together."""
-
-    def __init__(self, directory: Path, device: torch.device, dtype: torch.dtype) -> None:
-        self._index = SafetensorsIndex.open(directory)
-        self._names = frozenset(self._index.names())
-        self._device, self._dtype = device, dtype
-        self._files: dict[Path, Any] = {}
-        self._stack = ExitStack()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._files.clear()
-        self._stack.close()
-
-    def has(self, name: str) -> bool:
-        return name in self._names
-
-    def get(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise ModelFilesError(f"the checkpoint has no tensor {name!r}")
-        path = Path(self._index.locate(name)[0])
-        try:
-            file = self._files.get(path)
-            if file is None:
-                file = self._stack.enter_context(
-                    safe_open(path, framework="pt", device=str(self._device))
-                )
-                self._files[path] = file
-            tensor: Tensor = file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ModelFilesError(f"{path.name}: {error}") from error
-        if not tensor.is_floating_point():
-            raise ModelFilesError(f"tensor {name!r} is of type {tensor.dtype}, not a plain float")
-        return tensor.to(self._dtype)
-
-
-_GGUF_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_GGUF_TOP = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-    "rope_freqs": "rope_freqs.weight",
-}
-
-
-def gguf_name(name: str) -> str:
-    """Translate the Hugging Face name of a tensor."""
-    if name in _GGUF_TOP:
-        return _GGUF_TOP[name]
-    _, _, layer, rest = name.split(".", 3)
-    part, kind = rest.rsplit(".", 1)
-    return f"blk.{layer}.{_GGUF_LAYER[part]}.{kind}"
-
-
-def uninterleave(rows: Tensor, heads: int) -> Tensor:
-    """Rows of pairs (0, 1), (2, 3) ... of each head -> first halves, then second halves."""
-    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
-    return pairs.transpose(1, 2).reshape(rows.shape)
-
-
-class GgufSource(AbstractContextManager["GgufSource"]):
-    """A GGUF file, dequantized tensor by tensor."""
-
-    def __init__(
-        self, path: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self._file = GgufFile.open(path)
-        self._interleaved = self._file.metadata.get("general.architecture") == "llama"
-        self._config, self._device, self._dtype = config, device, dtype
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
-
-    def has(self, name: str) -> bool:
-        return gguf_name(name) in self._file.tensors
-
-    def get(self, name: str) -> Tensor:
-        entry = self._file.tensors.get(gguf_name(name))
-        if entry is None:
-            raise ModelFilesError(f"the GGUF file has no tensor {gguf_name(name)!r}")
-        tensor = dequantize(self._file.data(entry), entry.type, entry.shape, self._dtype)
-        if self._interleaved and ".q_proj." in name:
-            tensor = uninterleave(tensor, self._config.heads)
-        elif self._interleaved and ".k_proj." in name:
-            tensor = uninterleave(tensor, self._config.kv_heads)
-        return tensor.to(self._device)
-
-    def rows(self, name: str) -> QuantizedRows | None:
-        """Find a matrix as the file quantized it; None where it holds plain numbers."""
-        entry = self._file.tensors.get(gguf_name(name))
-        found = (
-            None if entry is None else read_rows(self._file.data(entry), entry.type, entry.shape)
-        )
-        if found is None or not self._interleaved:
-            return found
-        if ".q_proj." in name:
-            return found.reordered(lambda rows: uninterleave(rows, self._config.heads))
-        if ".k_proj." in name:
-            return found.reordered(lambda rows: uninterleave(rows, self._config.kv_heads))
-        return found
 
 
 class _Assembler:
@@ -221,27 +90,63 @@ class _Assembler:
 
     def layer(self, number: int) -> LayerWeights:
         config, prefix = self._config, f"model.layers.{number}"
-        hidden, wide = config.hidden, config.intermediate
+        hidden, attention = config.hidden, f"{prefix}.self_attn"
         q_rows, kv_rows = config.heads * config.head_dim, config.kv_heads * config.head_dim
         qkv = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        norms = [self.tensor(f"{prefix}.{name}.weight", (hidden,)) for name in NORMS[config.norms]]
+        is_mixture = config.is_mixture(number)
+        is_local = number in config.nope_layers or (
+            config.local_rope_theta > 0 and config.window_of(number) is not None
+        )
+        unit = Expert(no_product, no_product)
+        if not is_mixture:
+            unit = self._unit(f"{prefix}.mlp", config.intermediate)
         return LayerWeights(
-            attention_norm=self.tensor(f"{prefix}.input_layernorm.weight", (hidden,)),
+            attention_norm=norms[0],
             qkv=self.fused(attention, qkv, hidden, bias=config.attention_bias),
             qk_norm=self._qk_norm(attention) if config.qk_norm else None,
             out=self.fused(attention, {"o_proj": hidden}, q_rows, bias=config.attention_out_bias),
-            mlp_norm=self.tensor(f"{prefix}.post_attention_layernorm.weight", (hidden,)),
-            gate_up=self.fused(
-                mlp, {"gate_proj": wide, "up_proj": wide}, hidden, bias=config.mlp_bias
-            ),
-            down=self.fused(mlp, {"down_proj": hidden}, wide, bias=config.mlp_bias),
+            mlp_norm=norms[1],
+            gate_up=unit.gate_up,
+            down=unit.down,
+            attention_out_norm=norms[2] if len(norms) > 2 else None,
+            mlp_out_norm=norms[3] if len(norms) > 2 else None,
+            experts=self._experts(f"{prefix}.mlp") if is_mixture else None,
+            query_factor=1.0 if config.qk_norm else config.query_factor,
+            is_local=is_local,
+            is_common=layer_gap(config) is None,
         )
 
-    def _qk_norm(self, attention: str) -> Tensor:
+    def _unit(self, prefix: str, wide: int) -> Expert:
+        hidden, bias = self._config.hidden, self._config.mlp_bias
+        return Expert(
+            self.fused(prefix, {"gate_proj": wide, "up_proj": wide}, hidden, bias=bias),
+            self.fused(prefix, {"down_proj": hidden}, wide, bias=bias),
+        )
+
+    def _experts(self, prefix: str) -> ExpertsBlock:
         config = self._config
-        q = self.tensor(f"{attention}.q_norm.weight", (config.head_dim,))
-        k = self.tensor(f"{attention}.k_norm.weight", (config.head_dim,))
-        return torch.cat((q.expand(config.heads, -1), k.expand(config.kv_heads, -1)))
+        mixture = config.mixture
+        assert mixture is not None
+        router = self.tensor(f"{prefix}.gate.weight", (mixture.count, config.hidden))
+        experts = [
+            self._unit(f"{prefix}.experts.{number}", mixture.intermediate)
+            for number in range(mixture.count)
+        ]
+        act = ACTIVATIONS[config.activation]
+        return ExpertsBlock(make_linear(router), experts, mixture, act)
+
+    def _qk_norm(self, attention: str) -> Tensor:
+        """Both norms as rows of heads; what scales queries goes along, for it costs nothing here."""
+        config = self._config
+        parts = []
+        for name, heads in (("q_norm", config.heads), ("k_norm", config.kv_heads)):
+            width = heads * config.head_dim if config.qk_norm_whole else config.head_dim
+            own = self.tensor(f"{attention}.{name}.weight", (width,))
+            parts.append(own.view(-1, config.head_dim).expand(heads, -1))
+        if config.query_factor != 1.0:
+            parts[0] = parts[0] * config.query_factor
+        return torch.cat(parts)
 
 
 def assemble(source: WeightSource, config: ModelConfig, window: int) -> DecoderWeights:
@@ -251,9 +156,14 @@ def assemble(source: WeightSource, config: ModelConfig, window: int) -> DecoderW
     head = embedding
     if not config.tied_embeddings:
         head = take.tensor("lm_head.weight", (config.vocabulary, config.hidden))
-    factors = None
-    if config.rope_scaling.kind == "factors":
-        factors = take.tensor("rope_freqs", (config.head_dim // 2,))
+    factors, scaling = None, config.rope_scaling
+    if scaling.kind == "factors":
+        factors = take.tensor("rope_freqs", (config.turned // 2,))
+    elif scaling.kind == "long_factors":
+        both = [
+            take.tensor(f"rope_factors_{kind}", (config.turned // 2,)) for kind in ("short", "long")
+        ]
+        factors = both[window > scaling.original_max_position]
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(take.layer(number) for number in range(config.layers)),
@@ -298,7 +208,7 @@ def load_weights(
     if files.kind == "gguf":
         source = GgufSource(path, config, device, dtype)
     else:
-        source = SafetensorsSource(path, device, dtype)
+        source = SafetensorsSource(path, config, device, dtype)
     with source:
         return assemble(source, config, window)
 
@@ -315,7 +225,7 @@ def load_cached(files: Checkpoint, window: int, dtype: torch.dtype, folder: Path
     with GgufSource(path, config, torch.device("cpu"), dtype) as source:
         kept = _Kept({}, source)
         plain = assemble(kept, config, window)
-        quantized = assemble_quantized(source, config)
+        quantized = None if compiled_gap(config) else assemble_quantized(source, config)
     more: tuple[dict[str, Tensor], dict[str, str]] = ({}, {})
     if quantized is not None:
         more = flatten(quantized)

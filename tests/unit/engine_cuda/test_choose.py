@@ -69,8 +69,9 @@ def test_without_a_device_kernels_say_so(name: str, monkeypatch: pytest.MonkeyPa
 
 def test_a_backend_that_ignores_a_soft_cap_is_not_taken_for_one() -> None:
     capped = Site(CPU, torch.float32, 4, AttentionShape(6, 2, 16, soft_cap=5.0))
-    assert unfit("padded", capped) == "it knows no soft cap"
-    assert unfit("reference", capped) is None
+    assert unfit("varlen", capped) == "it knows no soft cap"
+    for name in ("padded", "reference"):
+        assert unfit(name, capped) is None
 
 
 class Wrong(ReferenceAttention):

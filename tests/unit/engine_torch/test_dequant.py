@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from superfluid_core.engine.torch.dequant import DECODERS, dequantize
+from superfluid_core.engine.torch.outline import FOUR_BITS
 from superfluid_core.errors import ModelFilesError
 from superfluid_core.modelfiles.gguf import BLOCKS, GgmlType
 
@@ -31,6 +35,9 @@ def test_a_type_decodes_as_the_reference_does(kind: GgmlType) -> None:
         GgmlType.Q4_K: (0, 2),
         GgmlType.Q5_K: (0, 2),
         GgmlType.Q6_K: (208,),
+        GgmlType.Q2_K: (80, 82),
+        GgmlType.Q3_K: (108,),
+        GgmlType.IQ4_NL: (0,),
     }.get(kind, ())
     for at in halves:
         scale = random.standard_normal(blocks).astype(np.float16)
@@ -53,6 +60,22 @@ def test_a_tensor_larger_than_a_slice_decodes_in_order(monkeypatch: pytest.Monke
     sliced = dequantize(numbers.tobytes(), GgmlType.F32, (64, 64))
     assert torch.equal(whole, sliced)
     assert torch.equal(sliced.flatten(), torch.arange(4096.0))
+
+
+def test_the_types_that_the_design_names_are_read() -> None:
+    k_quants = {f"Q{bits}_K" for bits in range(2, 7)}
+    simple = {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"}
+    assert {kind.name for kind in DECODERS} == k_quants | simple | {"F32", "F16", "BF16"}
+
+
+def test_the_text_on_models_has_exactly_the_types_that_are_read() -> None:
+    text = (Path(__file__).parents[3] / "docs/models.md").read_text("utf-8")
+    rows = re.findall(r"^\| (`[^|]*) \|", text.partition("## Element types")[2], re.M)
+    named = re.findall(r"`(\w+)`", " ".join(rows))
+    assert sorted(named) == sorted(kind.name for kind in DECODERS)
+    own = {name for row, way in re.findall(r"^\| (`[^|]*) \| their own (4|8)", text, re.M)
+           for name in re.findall(r"`(\w+)`", row) if way == "4"}  # fmt: skip
+    assert own == set(FOUR_BITS)
 
 
 def test_an_unknown_type_is_refused_by_name() -> None:

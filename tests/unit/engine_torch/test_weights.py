@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from superfluid_core.engine.torch.drive import Driver
 from superfluid_core.engine.torch.rope import rope_frequencies, rope_table, rotate
-from superfluid_core.engine.torch.weights import gguf_name, uninterleave
+from superfluid_core.engine.torch.sources import gguf_name, uninterleave
 from superfluid_core.errors import ModelFilesError
 from superfluid_core.modelfiles.config import ModelConfig, RopeScaling, config_from_hf
 

@@ -109,11 +109,14 @@ def test_what_would_be_computed_wrongly_is_refused_by_name(
         config_from_hf({**LLAMA, **change})
 
 
-def test_mixed_windows_are_refused() -> None:
+def test_mixed_windows_are_told_layer_by_layer() -> None:
     mixed = {**QWEN2, "use_sliding_window": True, "max_window_layers": 8}
-    with pytest.raises(ModelFilesError, match="mixed"):
-        config_from_hf(mixed)
-    assert config_from_hf({**mixed, "max_window_layers": 0}).sliding_window == 4096
+    found = config_from_hf(mixed)
+    assert (found.sliding_window, found.full_layers) == (4096, tuple(range(8)))
+    assert (found.window_of(7), found.window_of(8)) == (None, 4096)
+    everywhere = config_from_hf({**mixed, "max_window_layers": 0})
+    assert (everywhere.sliding_window, everywhere.full_layers) == (4096, ())
+    assert config_from_hf({**mixed, "max_window_layers": 99}).sliding_window is None
 
 
 @pytest.mark.parametrize("table", [LLAMA, QWEN2, QWEN3])

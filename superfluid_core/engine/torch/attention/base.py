@@ -12,7 +12,7 @@ the step's keys and values into the pool itself, as some kernels do both at once
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -23,7 +23,7 @@ from superfluid_core.engine.torch.batch import Batch
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Heads of a model; `sliding_window` positions are seen at most, None is all.
+    """Heads of a model; `sliding_window` positions are seen at most, None is all; `full_layers` see all nevertheless.
 
     `soft_cap` bounds scores to (-soft_cap, soft_cap) by its tanh; 0 leaves them alone.
     """
@@ -33,10 +33,16 @@ class AttentionShape:
     head_dim: int
     sliding_window: int | None = None
     soft_cap: float = 0.0
+    full_layers: tuple[int, ...] = ()
 
     @property
     def group(self) -> int:
         return self.heads // self.kv_heads
+
+    def uniform(self, *, is_full: bool) -> AttentionShape:
+        """Make the shape of the layers that see everything, or of the others."""
+        window = None if is_full else self.sliding_window
+        return replace(self, sliding_window=window, full_layers=())
 
 
 class AttentionBackend(Protocol):

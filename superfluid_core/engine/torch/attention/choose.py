@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -64,7 +65,7 @@ def unfit(name: str, site: Site) -> str | None:
 
 def _missing(name: str, site: Site) -> str | None:
     """Say what can be told without running anything."""
-    if name in ("padded", "varlen") and site.shape.soft_cap > 0:
+    if name == "varlen" and site.shape.soft_cap > 0:
         return "it knows no soft cap"
     if name == "triton":
         return _triton_missing(site)
@@ -149,6 +150,8 @@ def trial_pool(site: Site) -> KvPool:
 
 
 def _difference(name: str, site: Site) -> float:
+    # one layer is tried: where layers differ, one with a window
+    site = replace(site, shape=site.shape.uniform(is_full=False))
     shape, batch = site.shape, trial_batch(site)
     generator = torch.Generator().manual_seed(2)
     drawn = [

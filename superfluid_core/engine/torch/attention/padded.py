@@ -21,6 +21,7 @@ import torch.nn.functional as F  # noqa: N812 - the name that everyone knows it 
 from torch import Tensor
 
 from superfluid_core.engine.torch.attention.base import AttentionShape
+from superfluid_core.engine.torch.attention.capped import capped_attention
 from superfluid_core.engine.torch.batch import Batch
 from superfluid_core.engine.torch.kvcache import KvPool
 
@@ -128,6 +129,11 @@ class PaddedAttention:
         shape = self._shape
         keys, values = self._pool.gather(layer, group.blocks)
         padded = (group.lanes, -1, shape.kv_heads, shape.head_dim)
+        if shape.soft_cap > 0:
+            own = queries.view(group.lanes, shape.kv_heads, shape.group, shape.head_dim)
+            turned = [part.view(padded).transpose(1, 2) for part in (keys, values)]
+            capped = capped_attention(own, turned[0], turned[1], group.mask, shape.soft_cap)
+            return capped.reshape(group.lanes, -1)
         out = F.scaled_dot_product_attention(
             queries.view(group.lanes, shape.kv_heads, shape.group, shape.head_dim),
             keys.view(padded).transpose(1, 2),
@@ -143,7 +149,8 @@ class PaddedAttention:
         context, device = batch.contexts[row], self._pool.device
         first = context - batch.lengths[row]
         window = self._shape.sliding_window
-        if first == 0 and (window is None or window >= context):
+        is_plain = self._shape.soft_cap == 0 and (window is None or window >= context)
+        if first == 0 and is_plain:
             return _Chunk(tokens, context, None, None)
         width = -(-context // self._pool.shape.block_tokens)
         blocks = _span(batch.blocks[row][:width], device)
@@ -167,6 +174,13 @@ class PaddedAttention:
         else:
             keys, values = self._pool.gather(layer, chunk.blocks)
             keys, values = keys[: chunk.context], values[: chunk.context]
+        if shape.soft_cap > 0:
+            assert chunk.mask is not None
+            each = [part.transpose(0, 1).unsqueeze(1) for part in (keys, values)]
+            capped = capped_attention(
+                mine.permute(1, 2, 0, 3), each[0], each[1], chunk.mask, shape.soft_cap
+            )
+            return capped.permute(2, 0, 1, 3).reshape(mine.shape[0], -1)
         spread = (shape.kv_heads, shape.group, chunk.context, shape.head_dim)
         out = F.scaled_dot_product_attention(
             mine.permute(1, 2, 0, 3),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from superfluid_core.engine.torch.attention.base import AttentionBackend, AttentionShape
+from superfluid_core.engine.torch.attention.layered import LayeredAttention
 from superfluid_core.engine.torch.attention.padded import PaddedAttention
 from superfluid_core.engine.torch.attention.reference import ReferenceAttention
 from superfluid_core.engine.torch.kvcache import KvPool
@@ -51,9 +52,18 @@ def register(name: str, make: MakeBackend) -> None:
     BACKENDS[name] = make
 
 
+def is_padded(backend: AttentionBackend) -> bool:
+    """Whether a backend reads blocks to their end, also where nothing was written: those want cleared ones."""
+    parts = backend.parts if isinstance(backend, LayeredAttention) else (backend,)
+    return any(isinstance(part, PaddedAttention) for part in parts)
+
+
 def make_attention(name: str, pool: KvPool, shape: AttentionShape) -> AttentionBackend:
     """Build the backend called `name`. Raises ConfigError when there is none."""
     make = BACKENDS.get(name)
     if make is None:
         raise ConfigError(f"no attention backend {name!r}; known: {', '.join(sorted(BACKENDS))}")
-    return make(pool, shape)
+    if not shape.full_layers:
+        return make(pool, shape)
+    full, windowed = (make(pool, shape.uniform(is_full=is_full)) for is_full in (True, False))
+    return LayeredAttention(full, windowed, shape.full_layers)

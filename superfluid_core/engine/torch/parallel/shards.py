@@ -13,16 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from superfluid_core.engine.torch.capabilities import split_gap
 from superfluid_core.engine.torch.linear import Linear
 from superfluid_core.engine.torch.models import DecoderWeights
 from superfluid_core.engine.torch.parallel.group import Ranks
-from superfluid_core.engine.torch.weights import (
-    Checkpoint,
-    GgufSource,
-    SafetensorsSource,
-    WeightSource,
-    assemble,
-)
+from superfluid_core.engine.torch.sources import GgufSource, SafetensorsSource, WeightSource
+from superfluid_core.engine.torch.weights import Checkpoint, assemble
 from superfluid_core.errors import ConfigError
 from superfluid_core.modelfiles.config import ModelConfig
 
@@ -32,10 +28,14 @@ COLUMNS = ("o_proj", "down_proj")
 
 def local_config(config: ModelConfig, world: int) -> ModelConfig:
     """Cut a model's sizes down to one rank's. Raises ConfigError when they do not come out even."""
+    gap, mixture = split_gap(config), config.mixture
+    if gap is not None:
+        raise ConfigError(f"--tensor-parallel {world}: the model cannot be cut, {gap}")
     for count, name in (
         (config.heads, "heads"),
         (config.kv_heads, "key heads"),
         (config.intermediate, "rows of the gated unit"),
+        (0 if mixture is None else mixture.intermediate, "rows of an expert"),
     ):
         if count % world:
             raise ConfigError(f"--tensor-parallel {world}: the model has {count} {name}")
@@ -44,6 +44,7 @@ def local_config(config: ModelConfig, world: int) -> ModelConfig:
         heads=config.heads // world,
         kv_heads=config.kv_heads // world,
         intermediate=config.intermediate // world,
+        mixture=mixture and replace(mixture, intermediate=mixture.intermediate // world),
     )
 
 
@@ -89,12 +90,17 @@ def load_shard(files: Checkpoint, window: int, dtype: torch.dtype, ranks: Ranks)
     if files.kind == "gguf":
         source = GgufSource(path, config, ranks.device, dtype)
     else:
-        source = SafetensorsSource(path, ranks.device, dtype)
+        source = SafetensorsSource(path, config, ranks.device, dtype)
     with source:
         shard = ShardedSource(source, ranks.rank, ranks.world)
         weights = assemble(shard, local_config(config, ranks.world), window)
     layers = tuple(
-        replace(layer, out=AddedLinear(layer.out, ranks), down=AddedLinear(layer.down, ranks))
+        replace(
+            layer,
+            out=AddedLinear(layer.out, ranks),
+            down=AddedLinear(layer.down, ranks),
+            experts=layer.experts and AddedLinear(layer.experts, ranks),
+        )
         for layer in weights.layers
     )
     return replace(weights, layers=layers)
