@@ -226,9 +226,11 @@ def transformers_from_gguf(files: ModelFiles, dtype: Any) -> Any:
     import torch
     import transformers
 
-    from superfluid_core.engine.torch.weights import GgufSource
+    from superfluid_core.engine.torch.sources import GgufSource
 
     c = files.config
+    if c.family not in ("llama", "qwen2", "qwen3"):
+        raise RuntimeError(f"{c.family} is not translated for transformers")
     if c.rope_scaling.kind != "default":
         raise RuntimeError(
             f"rotary scaling {c.rope_scaling.kind!r} is not translated for transformers"

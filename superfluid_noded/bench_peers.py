@@ -10,6 +10,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,23 +28,43 @@ PREFILL = {"cpu": 256, "cuda": 1024}
 Times = list[list[int]]
 
 
+def plain_weights(files: ModelFiles, folder: str) -> str:
+    """Where a model lies that vLLM reads: a GGUF file, which it may not read on this device, is written out as bf16 before."""
+    if files.kind != "gguf":
+        return str(files.path)
+    import torch
+
+    from superfluid_noded.bench_engine import transformers_from_gguf
+
+    transformers_from_gguf(files, torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
 class VllmContender:
     """vLLM's engine, stepped in this thread; every step's new ids are stamped when it returns."""
 
     def __init__(self, files: ModelFiles, threads: int) -> None:
         import vllm
 
-        del threads  # it has the device to itself
+        del (
+            threads
+        )  # its process has been told by its environment, and the rest of a device is its own
         self._vllm = vllm
-        arguments = vllm.EngineArgs(
-            model=str(files.path), max_model_len=WINDOW, enable_prefix_caching=False
-        )
-        self._engine = vllm.LLMEngine.from_engine_args(arguments)
+        with tempfile.TemporaryDirectory(prefix="superfluid-vllm-") as folder:
+            arguments = vllm.EngineArgs(
+                model=plain_weights(files, folder),
+                max_model_len=WINDOW,
+                enable_prefix_caching=False,
+                skip_tokenizer_init=True,
+            )
+            self._engine = vllm.LLMEngine.from_engine_args(arguments)
         self._asked = 0
         self.about = f"vllm {vllm.__version__}"
 
     def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> Times:
-        sampling = self._vllm.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+        sampling = self._vllm.SamplingParams(
+            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
+        )
         times: dict[str, list[int]] = {}
         for prompt in prompts:
             self._asked += 1

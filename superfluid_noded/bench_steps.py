@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from superfluid_core.clock import SECOND
+from superfluid_core.engine.base import Engine
 from superfluid_core.errors import SuperfluidError
 from superfluid_core.modelfiles.resolve import ModelFiles, resolve
 from superfluid_noded.bench_engine import (
@@ -33,6 +34,7 @@ from superfluid_noded.bench_engine import (
     random_prompts,
     rate,
 )
+from superfluid_noded.bench_gaps import DECODERS, PROMPT_TOKENS, ROWS_SPARE, gap_lines, measure_gaps
 from superfluid_noded.config import cache_dir, settle_threads
 
 LANES = (1, 8, 16)
@@ -41,6 +43,8 @@ TOKENS = 48
 PROBE_BYTES = 256 << 20
 PROBE_ROUNDS = 5
 PROBE_SIDE = 2048
+GAP_ROUNDS = 3
+GAP_OUTPUTS = 2048
 
 Say = Callable[[str], None]
 
@@ -217,14 +221,35 @@ def measure(files: ModelFiles, threads: int, repeats: int, *, alone: bool, say: 
         counted = found if number else Figures()
         one_round(number, natives, others, counted)
         say(f"round {number} of {repeats}")
+    del natives, others
+    say("pauses beside a long prompt")
+    gaps = measure_gaps(gap_engine(files, threads), min(GAP_ROUNDS, repeats), CLOCK)
     return {
         "threads": threads,
+        "gaps": gaps,
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "bytes_per_s": rates[0],
         "flops": rates[1],
         "loaded_s": loaded_s,
         "rows": summary(found, floor_ms),
     }
+
+
+def gap_engine(files: ModelFiles, threads: int) -> Engine:
+    """Make an engine whose steps have room for a whole long prompt."""
+    from superfluid_core.engine.torch.build import TorchOptions, build_torch_engine
+
+    rows = PROMPT_TOKENS + ROWS_SPARE
+    window = min(files.config.window, rows + GAP_OUTPUTS)
+    options = TorchOptions(
+        device="cpu",
+        lanes=DECODERS + 1,
+        window=window,
+        threads=threads,
+        step_tokens=rows,
+        cache_dir=cache_dir(None),
+    )
+    return build_torch_engine(files, options)
 
 
 @click.command(help="Steps of the native engine, bare and served, beside their floor and others.")
@@ -251,7 +276,7 @@ def main(model: str, threads: int, repeats: int, as_json: bool, alone: bool) -> 
         f"read {found['bytes_per_s'] / 1e9:.1f} GB/s, multiply {found['flops'] / 1e12:.2f} TFLOP/s,"
         f" load average {'unknown' if load is None else f'{load:.1f}'}"
     )
-    for line in lines(found["rows"]):
+    for line in (*lines(found["rows"]), *gap_lines(found["gaps"])):
         click.echo(line)
 
 

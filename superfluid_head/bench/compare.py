@@ -17,13 +17,23 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import superfluid_core
+from superfluid_core.modelfiles.resolve import resolve
 from superfluid_head.bench.report import json_line, median, table
 
 Say = Callable[[str], None]
 CONTENDERS = ("native", "llama-server", "transformers")
-LOAD_SECONDS = 300.0
+KNOWN = (*CONTENDERS, "vllm")
+LOAD_SECONDS = 600.0
+VLLM_SETTINGS = (
+    "VLLM_CPU_OMP_THREADS_BIND=nobind",
+    "VLLM_CPU_KVCACHE_SPACE=1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING=0",
+    "VLLM_NO_USAGE_STATS=1",
+)
 ROUND_SECONDS = 300.0
 
 
@@ -45,6 +55,20 @@ class CompareBench:
     prefill: int
     threads: int
     only: tuple[str, ...] = ()
+    vllm_python: str | None = None
+    """The interpreter of an environment that has vLLM, which needs versions of its own."""
+
+    def command(self, name: str) -> list[str]:
+        """How a contender's process is started."""
+        threads = str(self.threads or os.cpu_count() or 1)
+        words = ["-m", "superfluid_noded.bench_engine", "--contender", name, "--threads", threads]
+        if name != "vllm" or self.vllm_python is None:
+            return [sys.executable, *words, "--model", self.model]
+        here = Path(superfluid_core.__file__).parent.parent
+        settings = (*VLLM_SETTINGS, f"OMP_NUM_THREADS={threads}", f"PYTHONPATH={here}")
+        # what the other environment has of models is not known, so it gets the file
+        model = str(resolve(self.model).path)
+        return ["env", *settings, self.vllm_python, *words, "--model", model]
 
     def measures(self) -> dict[str, dict[str, int | str]]:
         return {
@@ -58,13 +82,9 @@ class Contender:
     """A child that measures. Answers are read in a thread, so that every wait has a deadline."""
 
     def __init__(self, name: str, bench: CompareBench) -> None:
-        threads = bench.threads or os.cpu_count() or 1
         self.name = name
         self._process = subprocess.Popen(
-            [
-                sys.executable, "-m", "superfluid_noded.bench_engine",
-                "--contender", name, "--model", bench.model, "--threads", str(threads),
-            ],
+            bench.command(name),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         self._answers: queue.Queue[str] = queue.Queue(maxsize=16)
@@ -79,7 +99,8 @@ class Contender:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._answers.put(line)
+            if line.startswith("{"):  # vLLM writes its log beside the answers
+                self._answers.put(line)
         self._answers.put("")
 
     def _answer(self, seconds: float) -> dict[str, Any]:
@@ -117,8 +138,8 @@ def start(bench: CompareBench, say: Say) -> Iterator[Contender]:
     """Yield what could be loaded, one after the other, so that loading disturbs nobody."""
     names = bench.only or CONTENDERS
     for name in names:
-        if name not in CONTENDERS:
-            raise CompareError(f"unknown contender {name!r}; known: {', '.join(CONTENDERS)}")
+        if name not in KNOWN:
+            raise CompareError(f"unknown contender {name!r}; known: {', '.join(KNOWN)}")
     for name in names:
         try:
             contender = Contender(name, bench)
@@ -162,13 +183,13 @@ def one_round(
                 figures.setdefault(label, {}).setdefault(contender.name, []).append(rate)
 
 
-def comparison(figures: Figures) -> str:
+def comparison(figures: Figures, mine: str = "native") -> str:
     """Draw medians, and ours over theirs: above 1 we are faster."""
     rows: list[list[object]] = []
     for label, by_name in figures.items():
-        ours = median(by_name.get("native", []))
+        ours = median(by_name.get(mine, []))
         for name, rates in by_name.items():
-            ratio = None if name == "native" else ours / median(rates)
+            ratio = None if name == mine else ours / median(rates)
             rows.append([f"{label}: {name}", median(rates), min(rates), max(rates), ratio])
     return table(["tok/s", "median", "min", "max", "ours/theirs"], rows)
 

@@ -19,6 +19,7 @@ from superfluid_core.engine.base import Capabilities, EngineInfo
 from superfluid_core.engine.torch.attention.base import AttentionShape, Site
 from superfluid_core.engine.torch.attention.choose import AUTO, choose_attention
 from superfluid_core.engine.torch.attention.registry import DEFAULT, make_attention
+from superfluid_core.engine.torch.capabilities import invariant_gap, recorded_gap
 from superfluid_core.engine.torch.cuda.devices import use_device
 from superfluid_core.engine.torch.cuda.graphs import OnProgress
 from superfluid_core.engine.torch.cuda.memory import NO_RESERVE, UTILIZATION
@@ -39,12 +40,13 @@ from superfluid_core.engine.torch.parallel.group import Ranks
 from superfluid_core.engine.torch.parallel.shards import load_shard, local_config
 from superfluid_core.engine.torch.pooling import PASS_TOKENS, Pooler
 from superfluid_core.engine.torch.weights import Checkpoint, Loaded, load_cached, load_weights
+from superfluid_core.engine.torch.weights_cache import WeightsCache, cache_name
 from superfluid_core.errors import ConfigError, EngineError
 from superfluid_core.grammar.compiler import Grammars
 from superfluid_core.modelfiles.config import ModelConfig
 from superfluid_core.session import Determinism
 
-CODE_VERSION = "1"  # changes whenever the same weights would give other numbers
+CODE_VERSION = "2"  # changes whenever the same weights would give other numbers
 STEP_TOKENS = {"cpu": 512, "cuda": 2048}
 POOLING = {"flashinfer": "padded"}  # a backend with a workspace of its own is too dear for one text
 Say = Callable[[str], None]
@@ -116,9 +118,9 @@ def _build(
     cache = options.cache_dir if device.type == "cpu" and not (options.graphs or ranks) else None
     build_ahead(cache, clock, say)
     with torch.inference_mode():
-        loaded = _load(files, window, Placed(device, dtype, ranks), cache)
+        loaded = _load(files, window, Placed(device, dtype, ranks), cache, say)
         decoder = Decoder(config, loaded.plain)
-    shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, config.sliding_window)
+    shape = attention_shape(config)
     site = Site(device, dtype, options.block_tokens, shape)
     name = choose_attention(
         options.attention, site, lambda *why: say("passed over {}: {}".format(*why))
@@ -127,7 +129,7 @@ def _build(
     setup = GraphSetup(
         decoder, site, name, _one_block(config, options, dtype), options.lanes, window, step_tokens
     )
-    is_recorded = device.type == "cuda" if options.graphs is None else options.graphs
+    is_recorded = _is_recorded(config, options, device, say)
     with torch.inference_mode():
         pool = _make_pool(setup, options, machine, is_recorded=is_recorded)
         graphs = setup.record(pool, _progress(say)) if is_recorded else None
@@ -138,7 +140,7 @@ def _build(
     compiled = make_compiled(wanted, decoder, (pool, shape), quantized, around)
     with torch.inference_mode():
         invariant = InvariantForward(decoder, pool, shape)
-        is_invariant = _agreed(ranks, holds=invariant.holds())
+        is_invariant = invariant_gap(config) is None and _agreed(ranks, holds=invariant.holds())
         host_copy = copy_cost(pool, clock)
     capabilities = Capabilities(
         swap=True,
@@ -191,6 +193,29 @@ def _info(
     )
 
 
+def attention_shape(config: ModelConfig) -> AttentionShape:
+    """Say what a model's attention looks like to a backend."""
+    return AttentionShape(
+        config.heads,
+        config.kv_heads,
+        config.head_dim,
+        config.sliding_window,
+        config.attention_soft_cap,
+        config.full_layers,
+    )
+
+
+def _is_recorded(
+    config: ModelConfig, options: TorchOptions, device: torch.device, say: Say
+) -> bool:
+    """Whether decode steps are recorded: where that is wanted and the model lets them."""
+    is_wanted = device.type == "cuda" if options.graphs is None else options.graphs
+    gap = recorded_gap(config)
+    if is_wanted and gap is not None:
+        say(f"decode steps are not recorded: {gap}")
+    return is_wanted and gap is None
+
+
 def _share(config: ModelConfig, ranks: Ranks | None) -> ModelConfig:
     return config if ranks is None else local_config(config, ranks.world)
 
@@ -208,11 +233,14 @@ class Placed(NamedTuple):
     ranks: Ranks | None
 
 
-def _load(files: Checkpoint, window: int, placed: Placed, cache: Path | None) -> Loaded:
+def _load(files: Checkpoint, window: int, placed: Placed, cache: Path | None, say: Say) -> Loaded:
     if placed.ranks is not None:
         return Loaded(load_shard(files, window, placed.dtype, placed.ranks))
     if cache is not None and files.kind == "gguf":
-        return load_cached(files, window, placed.dtype, cache / "weights")
+        folder = cache / "weights"
+        if not WeightsCache(folder).holds(cache_name(Path(files.path), placed.dtype)):
+            say("dequantizing the weights, once: they are kept for the next start")
+        return load_cached(files, window, placed.dtype, folder)
     return Loaded(load_weights(files, window, placed.device, placed.dtype))
 
 

@@ -17,6 +17,7 @@ from superfluid_core.errors import ConfigError, EngineError
 from superfluid_core.modelfiles.config import ModelConfig
 
 HOST_SHARE = 0.25
+GIB = 1 << 30
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -113,6 +114,18 @@ def choose_device(wanted: str, machine: Machine) -> torch.device:
         f"torch cannot use this machine's CUDA device: {machine.about()}. "
         "Install a torch that fits the driver, or choose the CPU with --device cpu"
     )
+
+
+def in_words(device: torch.device, machine: Machine) -> str:
+    """Say what a device is, what memory it has, and what this torch stands on."""
+    if device.type == "cuda":
+        facts = torch.cuda.get_device_properties(device)
+        free = machine.cuda_bytes_free(device)
+        what = f"{facts.name}, compute capability {facts.major}.{facts.minor}"
+        memory = f"{facts.total_memory / GIB:.1f} GiB, {free / GIB:.1f} GiB free"
+        return f"{device}: {what}, {memory}; {machine.about()}"
+    available = machine.host_bytes_available() / GIB
+    return f"cpu: {machine.threads()} threads, {available:.1f} GiB available; {machine.about()}"
 
 
 def choose_dtype(

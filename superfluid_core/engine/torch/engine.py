@@ -19,7 +19,7 @@ from superfluid_core.clock import Clock
 from superfluid_core.engine.base import EngineInfo, Interrupted, OnStep
 from superfluid_core.engine.compose import StepComposer, StepRow
 from superfluid_core.engine.torch.attention.base import AttentionBackend
-from superfluid_core.engine.torch.attention.padded import PaddedAttention
+from superfluid_core.engine.torch.attention.registry import is_padded
 from superfluid_core.engine.torch.batch import BlockTables, compose_batch
 from superfluid_core.engine.torch.checks import EngineBounds, input_fault, plan_flaw, start_fault
 from superfluid_core.engine.torch.cuda.ahead import AheadDecoder, Stretch, StretchReport
@@ -189,7 +189,7 @@ class TorchEngine:
     def _make_ahead(self, paths: Paths, pool: KvPool) -> AheadDecoder | None:
         if paths.graphs is None:
             return None
-        cleared = pool if isinstance(paths.attention, PaddedAttention) else None
+        cleared = pool if is_padded(paths.attention) else None
         return AheadDecoder(paths.graphs, self._sampler, device_for(pool.device), cleared)
 
     def _run_ahead(

@@ -69,6 +69,10 @@ class KvPool:
             self._slab = _host_slab(sizes, shape.dtype)
         else:
             self._slab = torch.zeros(sizes, dtype=shape.dtype, device=device)
+        self._wiped: np.ndarray | None = None
+        if device.type == "cpu":
+            words = self._slab.flatten().view(torch.uint8).numpy()
+            self._wiped = words.reshape(2 * shape.layers, shape.blocks, -1)
         self.keys = [self._slab[layer, 0] for layer in range(shape.layers)]
         self.values = [self._slab[layer, 1] for layer in range(shape.layers)]
         self._key_rows = [keys.flatten(0, 1) for keys in self.keys]
@@ -91,8 +95,11 @@ class KvPool:
         )
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Zero whole blocks in all layers."""
-        if blocks:
+        """Zero whole blocks in all layers. Most steps clear a few or none: that is not worth waking torch's threads for."""
+        if self._wiped is not None:
+            for block in blocks:
+                self._wiped[:, block] = 0
+        elif blocks:
             self._slab.index_fill_(2, self._index(blocks), 0)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:

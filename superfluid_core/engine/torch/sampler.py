@@ -28,6 +28,7 @@ from superfluid_core.session import TokenLogprobs
 NOT_FINITE = -1
 NOTHING_ALLOWED = -2
 DRAWS_AHEAD = 32
+RUN = 64  # logits of which the largest is found before where it lies
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ class Sampler:
         """Ids, and the best value of each row; `uniform` is for the rows that draw."""
         if plan.penalties is not None:
             self._tables.apply(logits, plan.penalties)
-        best, ids = logits.max(dim=-1)
+        best, ids = best_of_rows(logits)
         if plan.columns is not None:
             assert uniform is not None
             ids = self._draw(logits, ids, plan, uniform)
@@ -288,6 +289,16 @@ class Sampler:
 
     def _shares(self, values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self._device)
+
+
+def best_of_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's largest value and its lowest id. A CPU finds the largest of a run many times faster than where it lies."""
+    rows, vocabulary = logits.shape
+    if logits.device.type != "cpu" or vocabulary % RUN or not logits.is_contiguous():
+        return logits.max(dim=-1)
+    runs = logits.view(rows, -1, RUN)
+    best, run = runs.amax(dim=-1).max(dim=-1)
+    return best, run * RUN + runs[torch.arange(rows), run].argmax(dim=-1)
 
 
 def _marked(ids: Tensor, best: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ from superfluid_core.engine.torch.native.structs import Layer, Matrix, Model, Ro
 from superfluid_core.engine.torch.quantized import GROUP, QuantizedMatrix, QuantizedWeights
 
 ROWS_MAX = 32
-ROWS_MAX_AMX = 12  # from there on bf16 tiles are as fast; measured here
 SPAN = 512  # as in step.h
+BLOCK_ROWS, TILE_ROWS, TILED_MIN = 16, 4, 3  # as in tiles.h
 PHASES_A_LAYER = 10
 PHASE_BYTES = 128
 
@@ -47,29 +47,32 @@ def weight_bytes(weights: QuantizedWeights) -> int:
     return sum(matrix.tiles.nbytes for matrix in matrices)
 
 
-def has_tiles() -> bool:
-    """Whether this CPU multiplies bf16 tile by tile."""
-    return bool(getattr(torch.cpu, "_is_amx_tile_supported", bool)())
+def rows_of_blocks(count: int) -> int:
+    """Rows that are computed when `count` are: whole blocks of equal size, as tiles.h cuts them."""
+    blocks = -(-count // BLOCK_ROWS)
+    return count if count < TILED_MIN else blocks * (-(-count // (blocks * TILE_ROWS)) * TILE_ROWS)
 
 
 class RowsRoom:
     """Room for quantized activations, and its description."""
 
     def __init__(self, count: int, width: int) -> None:
+        count = rows_of_blocks(count)
         groups = count * width // GROUP
         self.values = torch.empty(2 * count * width, dtype=torch.int8)
         self.scales, self.sums = torch.empty(2, groups)
-        self.counts = torch.empty(2 * groups, dtype=torch.int32)
+        self.counts = torch.empty(groups, dtype=torch.int32)
         self.described = Rows(
             self.values.data_ptr(),
             self.scales.data_ptr(),
             self.sums.data_ptr(),
             self.counts.data_ptr(),
+            count,
         )
 
 
 class SmallStep:
-    """Runs batches of at most ROWS_MAX tokens (ROWS_MAX_AMX where that path is for bf16 tiles). Mutates the KV slots that they name."""
+    """Runs batches of at most ROWS_MAX tokens. Mutates the KV slots that they name."""
 
     def __init__(
         self, ops: NativeOps, decoder: Decoder, weights: QuantizedWeights, pool: KvPool
@@ -81,19 +84,17 @@ class SmallStep:
         self._kept: list[object] = [weights, decoder, pool]
         self._weight_bytes = weight_bytes(weights)
         self._model = self._describe(decoder, weights, pool)
-        is_bf16 = decoder.weights.embedding.dtype is torch.bfloat16
-        self._rows_max = ROWS_MAX_AMX if is_bf16 and has_tiles() else ROWS_MAX
         self._spans = 0
         self._step = Step(threads=ops.threads)
         self._make_room(decoder)
 
     def takes(self, batch: Batch) -> bool:
         """Whether a step is small enough."""
-        return batch.tokens <= self._rows_max
+        return batch.tokens <= ROWS_MAX
 
     def bytes_read(self, rows: int) -> int | None:
         """Bytes of weights that a step of so many rows reads here; None for more rows than it takes."""
-        return self._weight_bytes if rows <= self._rows_max else None
+        return self._weight_bytes if rows <= ROWS_MAX else None
 
     def forward(self, batch: Batch) -> Tensor:
         """One step; float32 logits [sampled rows, vocabulary]."""
@@ -109,6 +110,7 @@ class SmallStep:
         step.slots, step.sampled = batch.slots.data_ptr(), batch.sampled.data_ptr()
         step.blocks, step.lane_of = blocks.data_ptr(), lanes.data_ptr()
         step.tokens, step.samples, step.blocks_width = batch.tokens, samples, blocks.shape[1]
+        step.rows.room = rows_of_blocks(batch.tokens)
         step.logits = logits.data_ptr()
         self._ops.step(self._model, step, self._phases)
         return logits

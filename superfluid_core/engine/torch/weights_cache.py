@@ -53,6 +53,10 @@ class WeightsCache:
         self._folder = folder
         self._bytes_max = bytes_max
 
+    def holds(self, name: str) -> bool:
+        """Whether there is a file to read."""
+        return (self._folder / name).exists()
+
     def read(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
         """Tensors and notes of a file, in memory of their own; None when it is not there or is broken."""
         path = self._folder / name

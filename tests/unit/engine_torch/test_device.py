@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from superfluid_core.engine.torch.device import (
     choose_blocks,
     choose_device,
     choose_dtype,
+    in_words,
 )
 from superfluid_core.engine.torch.linear import PackedLinear, PlainLinear, make_linear
 from superfluid_core.errors import ConfigError, EngineError
@@ -73,6 +75,22 @@ def test_a_device_that_torch_cannot_use_is_an_error_that_names_the_versions(want
 def test_cuda_without_a_device_is_an_error_too() -> None:
     with pytest.raises(EngineError, match="no NVIDIA driver"):
         choose_device("cuda", Said())
+
+
+def test_a_device_is_told_with_its_memory_and_what_torch_stands_on() -> None:
+    words = in_words(CPU, Said(free=3 << 30))
+    assert words.startswith("cpu: ")
+    assert f"threads, 3.0 GiB available; no NVIDIA driver found, torch {torch.__version__}" in words
+
+
+def test_a_gpu_is_told_by_name_capability_memory_and_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, total_memory=140 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: facts)
+    words = in_words(CUDA, Said(cuda=True, driver="570.86.15", free=130 << 30))
+    told = "cuda: NVIDIA H200, compute capability 9.0, 140.0 GiB, 130.0 GiB free; NVIDIA driver 570"
+    assert words.startswith(told)
 
 
 def test_unknown_names_are_refused(tiny_config: Any) -> None:

@@ -148,6 +148,26 @@ def test_quantized_products_equal_products_of_their_numbers(
     assert ((found - bias).double() - wanted).abs().max() <= 2e-5 * size + 1e-6
 
 
+@pytest.mark.parametrize("groups", [1, 2, 7])
+@pytest.mark.parametrize("is_int8", [True, False])
+def test_a_products_row_is_bit_by_bit_the_same_among_any_number_of_rows(
+    is_int8: bool, groups: int
+) -> None:
+    """One row is multiplied by vectors, several by AMX where the CPU has it: 8, 16 and the odd numbers between."""
+    weight = torch.randn(37, 32 * groups, generator=torch.Generator().manual_seed(groups))
+    matrix = pack([to_int8(weight) if is_int8 else to_int4(weight)], torch.randn(37))
+    x = torch.randn(ROWS_MAX, 32 * groups, generator=torch.Generator().manual_seed(9))
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        room = RowsRoom(len(rows), 32 * groups)
+        ops().quantize(rows, room.described)
+        return ops().product(describe_matrix(matrix), room.described, len(rows))
+
+    alone = torch.cat([product(x[at : at + 1].clone()) for at in range(ROWS_MAX)])
+    for count in range(1, ROWS_MAX + 1):
+        assert torch.equal(product(x[:count]), alone[:count]), count
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("is_int8", [True, False])
 def test_a_row_that_is_not_finite_gives_nothing_finite_and_harms_no_other(

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 
 import torch
 
-from superfluid_core.engine.torch.sampler import NOT_FINITE, NOTHING_ALLOWED, Sampler
+from superfluid_core.engine.torch.sampler import (
+    NOT_FINITE,
+    NOTHING_ALLOWED,
+    RUN,
+    Sampler,
+    best_of_rows,
+)
 from superfluid_core.grammar.lanes import Mask
 from superfluid_core.scheduler.plan import LaneStart
 from superfluid_core.session import SamplingParams, SessionKey, SessionSpec
@@ -62,6 +68,21 @@ def test_greedy_takes_the_best_id_and_the_lowest_of_equals() -> None:
     logits[1, 150] = 1.0
     sampler = make(start(0, GREEDY), start(1, SamplingParams(temperature=9e-6)))
     assert sampler.sample(logits, [0, 1], [0, 0]).ids == [40, 150]
+
+
+def test_the_best_of_a_row_is_its_first_largest_in_whole_runs_and_beside_them() -> None:
+    for vocabulary in (3 * RUN, 3 * RUN + 5):
+        logits = torch.randint(0, 6, (40, vocabulary)).float()  # many are equal
+        logits[1, 2 * RUN] = math.nan
+        logits[2] = -math.inf
+        logits[3, 7] = math.inf
+        best, ids = best_of_rows(logits)
+        for row, values in enumerate(logits.tolist()):
+            if row == 1:
+                assert math.isnan(best[row])
+            else:
+                assert best[row] == max(values)
+                assert ids[row] == values.index(max(values))
 
 
 def test_o23_a_top_k_of_one_is_greedy() -> None:

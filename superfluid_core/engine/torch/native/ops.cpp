@@ -111,15 +111,15 @@ void superfluid_quantize(const float* x, const Rows* rows, int count, int width)
 }
 
 void superfluid_product(const Matrix* matrix, const Rows* rows, float* out, int count) {
+  const Blocks blocks(matrix->kind, count);
   for (int tile = 0; tile * TILE < matrix->outputs; tile++)
-    for (int first = 0; first < count; first += AT_ONCE) {
-      v16f found[AT_ONCE];
-      const int some = count - first < AT_ONCE ? count - first : AT_ONCE;
-      multiply(*matrix, tile, *rows, first, some, found);
+    each_block(blocks, count, [&](int first, int some) {
+      v16f found[BLOCK];
+      blocks.multiply(*matrix, tile, *rows, first, some, found);
       for (int r = 0; r < some; r++)
         for (int i = 0; i < TILE && tile * TILE + i < matrix->outputs; i++)
           out[int64_t(first + r) * matrix->outputs + tile * TILE + i] = found[r][i];
-    }
+    });
 }
 
 void superfluid_step(const Model* model, const Step* step, int phases) {

@@ -28,7 +28,7 @@ static inline void add_norm(X* x, const D* delta, const W* weight, O* out, int w
 template <class X, class W>
 static inline void turn_head(X* head, const W* norm, const float* cos, const float* sin, const Heads& shape) {
   const int size = shape.size, half = size / 2;
-  alignas(64) float wide[256], turned[256];
+  alignas(64) float wide[256], crossed[256];
   v16f squares{};
   for (int i = 0; i < size; i += 16) {
     v16f value = load(head + i);
@@ -40,9 +40,9 @@ static inline void turn_head(X* head, const W* norm, const float* cos, const flo
     for (int i = 0; i < size; i += 16) store(wide + i, load(wide + i) * scale * load(norm + i));
   }
   // the tables' sine carries the sign, so that both halves do the same
-  for (int i = 0; i < half; i++) turned[i] = wide[i] * cos[i] + wide[i + half] * sin[i];
-  for (int i = half; i < size; i++) turned[i] = wide[i] * cos[i] + wide[i - half] * sin[i];
-  for (int i = 0; i < size; i += 16) store(head + i, load(turned + i));
+  memcpy(crossed, wide + half, half * sizeof(float));
+  memcpy(crossed + half, wide, half * sizeof(float));
+  for (int i = 0; i < size; i += 16) store(head + i, load(wide + i) * load(cos + i) + load(crossed + i) * load(sin + i));
 }
 
 template <class X, class K>

@@ -4,8 +4,8 @@
 // phases of a layer are shared by the team's threads; a row's numbers do not depend on how.
 #pragma once
 #include "parts.h"
-#include "products.h"
 #include "team.h"
+#include "tiles.h"
 
 struct Layer {
   const float *attention_norm, *mlp_norm, *head_norm;  // head_norm [query + key, size], may be null
@@ -34,7 +34,6 @@ struct Step {
 };
 
 static const int SPAN = 512;  // positions that one task of attention reads at most
-static const int AT_ONCE = 8;
 
 template <class K>
 struct Pass {
@@ -62,12 +61,12 @@ struct Pass {
   // out[row, tile] = (or +=) the product
   void product(const Matrix& matrix, int count, float* out, bool adds) {
     const int width = matrix.outputs;
+    const Blocks blocks(matrix.kind, count);
     each_tile((width + TILE - 1) / TILE, [&](int tile) {
       const int cut = width - tile * TILE < TILE ? width - tile * TILE : TILE;
-      for (int first = 0; first < count; first += AT_ONCE) {
-        v16f found[AT_ONCE];
-        const int some = count - first < AT_ONCE ? count - first : AT_ONCE;
-        multiply(matrix, tile, s.rows, first, some, found);
+      each_block(blocks, count, [&](int first, int some) {
+        v16f found[BLOCK];
+        blocks.multiply(matrix, tile, s.rows, first, some, found);
         for (int r = 0; r < some; r++) {
           float* at = out + int64_t(first + r) * width + tile * TILE;
           if (cut == TILE)
@@ -75,20 +74,20 @@ struct Pass {
           else
             for (int i = 0; i < cut; i++) at[i] = adds ? at[i] + found[r][i] : found[r][i];
         }
-      }
+      });
     });
   }
 
   void gated_product(const Matrix& matrix) {
+    const Blocks blocks(matrix.kind, s.tokens);
     each_tile(m.intermediate / TILE, [&](int tile) {
-      for (int first = 0; first < s.tokens; first += AT_ONCE) {
-        v16f gate[AT_ONCE], up[AT_ONCE];
-        const int some = s.tokens - first < AT_ONCE ? s.tokens - first : AT_ONCE;
-        multiply(matrix, 2 * tile, s.rows, first, some, gate);
-        multiply(matrix, 2 * tile + 1, s.rows, first, some, up);
+      each_block(blocks, s.tokens, [&](int first, int some) {
+        v16f gate[BLOCK], up[BLOCK];
+        blocks.multiply(matrix, 2 * tile, s.rows, first, some, gate);
+        blocks.multiply(matrix, 2 * tile + 1, s.rows, first, some, up);
         for (int r = 0; r < some; r++)
           store(s.wide + int64_t(first + r) * m.intermediate + tile * TILE, gate[r] / (1.0f + exponential(-gate[r])) * up[r]);
-      }
+      });
     });
   }
 

@@ -6,7 +6,7 @@ Addresses are plain numbers: whoever fills a structure keeps the tensors that th
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_float, c_int32, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_void_p
 
 from torch import Tensor
 
@@ -77,13 +77,14 @@ class Matrix(ctypes.Structure):
 
 
 class Rows(ctypes.Structure):
-    """Room for quantized activations."""
+    """Room for quantized activations, `room` rows of every group side by side."""
 
     _fields_ = (
         ("values", c_void_p),
         ("scales", c_void_p),
         ("sums", c_void_p),
         ("counts", c_void_p),
+        ("room", c_int64),
     )
 
 

@@ -41,12 +41,17 @@ static inline v16f load(const bf16* at) {
 
 static inline void store(float* at, v16f x) { memcpy(at, &x, 64); }
 static inline void store(bf16* at, v16f x) {
+#if defined(__AVX512BF16__)
+  const __m256bh half = _mm512_cvtneps_pbh((__m512)x);  // the same, but for numbers below 1e-38, which become 0
+  memcpy(at, &half, 32);
+#else
   v16u bits = (v16u)x;
   v16u rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
   v16i is_nan = x != x;
   rounded = is_nan ? (v16u{} + 0x7fc0u) : rounded;
   v16s half = __builtin_convertvector(rounded, v16s);
   memcpy(at, &half, 32);
+#endif
 }
 
 // What a value becomes when it is kept in this type.
@@ -88,6 +93,20 @@ static inline float sum(v16f x) {
   memcpy(quarter, &eight, 32);
   v4f four = quarter[0] + quarter[1];
   return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// The largest of sixteen numbers; one that is not a number is passed over or taken, nobody knows.
+static inline float largest(v16f x) {
+  typedef float v8f __attribute__((vector_size(32)));
+  typedef float v4f __attribute__((vector_size(16)));
+  v8f half[2];
+  memcpy(half, &x, 64);
+  v8f eight = half[0] > half[1] ? half[0] : half[1];
+  v4f quarter[2];
+  memcpy(quarter, &eight, 32);
+  v4f four = quarter[0] > quarter[1] ? quarter[0] : quarter[1];
+  const float a = four[0] > four[2] ? four[0] : four[2], b = four[1] > four[3] ? four[1] : four[3];
+  return a > b ? a : b;
 }
 
 // The sums of 16 vectors, side by side: halves are folded onto each other, pair by pair.
