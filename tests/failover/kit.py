@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 
 from superfluid_core.clock import SystemClock
+from superfluid_core.engine.base import Engine
 from superfluid_core.grammar.compiler import Grammars, vocabulary_of
 from superfluid_core.limits import FleetLimits
 from superfluid_core.wire.messages import TokenRow, Tokens
@@ -225,15 +226,20 @@ def _is_idle(roster: Any) -> bool:
 
 
 @asynccontextmanager
-async def path(dialect: str = "none") -> AsyncIterator[Path]:
-    """Two nodes and a head, whose model writes calls and thoughts in `dialect`; everything ends with the context, and nothing may be held on the nodes then."""
+async def path(
+    dialect: str = "none", engines: tuple[Engine | None, Engine | None] = (None, None)
+) -> AsyncIterator[Path]:
+    """Two nodes and a head, whose model writes calls and thoughts in `dialect`; everything ends with the context, and nothing may be held on the nodes then.
+
+    The nodes run the scripted engine, or `engines`.
+    """
     shape: dict[str, Any] = {"lanes": LANES, "blocks": 8_192, "text_fingerprint": "fake-text"}
     shape["grammars"] = Grammars(lambda: vocabulary_of(TEXTS, TEXTS.vocabulary))
     bench = Bench(dialects=DialectChoice(dialect))
     try:
         async with (
-            serving(script(), flags={"identity": "node-a"}, **shape) as one,
-            serving(script(), flags={"identity": "node-b"}, **shape) as two,
+            serving(script(), flags={"identity": "node-a"}, engine=engines[0], **shape) as one,
+            serving(script(), flags={"identity": "node-b"}, engine=engines[1], **shape) as two,
         ):
             addresses = tuple(
                 NodeAddress("127.0.0.1", rig.port, f"n{n}") for n, rig in enumerate((one, two))

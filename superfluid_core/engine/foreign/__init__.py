@@ -1,0 +1,1 @@
+"""What engines over other people's libraries have in common."""
