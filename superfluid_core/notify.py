@@ -21,6 +21,11 @@ def status(text: str) -> str:
     return "STATUS=" + text.replace("\n", " ")[:STATUS_CHARS_MAX]
 
 
+def extend(ms: int) -> str:
+    """Make the assignment that asks for so much more time, counted from now, to start or to stop."""
+    return f"EXTEND_TIMEOUT_USEC={ms * 1_000}"
+
+
 def notify(state: str, path: str | None) -> bool:
     """Send `state` (newline-separated assignments) to the supervisor's socket; False when nobody heard it."""
     if not path or path[0] not in "@/":
