@@ -18,6 +18,42 @@ from superfluid_core.session import QosClass
 
 Snapshot = Callable[[], SchedulerStats]
 
+TEXTS = {
+    "superfluid_queue_depth": "Sessions that wait.",
+    "superfluid_queued_tokens": "Prompt tokens of sessions that wait.",
+    "superfluid_lanes": "Lanes: prefilling, decoding, free.",
+    "superfluid_kv_blocks": "Blocks of the KV pool: used, cached (prefixes nobody uses now), free.",
+    "superfluid_kv_reserved_tokens": "Tokens that active sessions have reserved.",
+    "superfluid_kv_admit_blocked": "Holds at a gate of admission, counted per tick.",
+    "superfluid_preemptions": "Preempted sessions, by cause and by what became of their KV.",
+    "superfluid_recompute_ratio": "Recomputed tokens over new ones, over 30 s.",
+    "superfluid_thrash_trips": "How often the thrash gate closed.",
+    "superfluid_thrash_lanes": "Lanes that the thrash gate allows now.",
+    "superfluid_prefix_hit_tokens": "Prompt tokens found in the prefix cache.",
+    "superfluid_prefix_miss_tokens": "Prompt tokens not found in it.",
+    "superfluid_prefix_evicted_blocks": "Cached blocks given up, by cause.",
+    "superfluid_park_bytes": "KV in host memory.",
+    "superfluid_park_bytes_max": "Bound of the KV in host memory.",
+    "superfluid_parked_sessions": "Preempted sessions whose KV is in host memory.",
+    "superfluid_parked_prefixes": "Prefix blocks in host memory.",
+    "superfluid_park_refused": "Times that host memory had no room for a session's KV.",
+    "superfluid_park_dropped": "Prefix blocks in host memory given up for room.",
+    "superfluid_prefill_budget_tokens": "Prefill budget of the last tick.",
+    "superfluid_decode_grant_tokens": "Decode grant of the last tick.",
+    "superfluid_prefill_tokens_per_second": "Measured prefill rate.",
+    "superfluid_step_predicted_seconds": "Predicted duration of the step that runs or comes next.",
+    "superfluid_draining": "1 while no new sessions are taken.",
+    "superfluid_prompt_tokens": "Prompt tokens computed.",
+    "superfluid_output_tokens": "Output tokens.",
+    "superfluid_recomputed_tokens": "Tokens computed more than once.",
+    "superfluid_restored_tokens": "Tokens whose KV came back from host memory for preempted sessions.",
+    "superfluid_imported_tokens": "Tokens whose KV came back from host memory as prefixes.",
+    "superfluid_ticks": "Ticks.",
+    "superfluid_steps": "Forward passes.",
+    "superfluid_interrupts": "Ticks stopped for somebody urgent.",
+    "superfluid_refused_plans": "Plans that the engine could not hold.",
+}
+
 
 class LinkFigures(NamedTuple):
     """Links that stand, links that this node dialled, and handshakes of both kinds that came to nothing."""
@@ -78,7 +114,7 @@ class SchedulerCollector(Collector):
                 if family is None:
                     kind = CounterMetricFamily if row.is_counter else GaugeMetricFamily
                     family = families[row.name] = kind(
-                        row.name, row.name, labels=(*row.labels, *more)
+                        row.name, TEXTS[row.name], labels=(*row.labels, *more)
                     )
                 for labels, value in row.values.items():
                     family.add_metric((*labels, *name), value)

@@ -7,13 +7,15 @@ content, addresses or session ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics, generate_latest
 
 from superfluid_core.clock import SECOND
 from superfluid_core.errors import ErrorCode
+from superfluid_core.families import Histograms, Read
+from superfluid_core.histogram import Histogram
 from superfluid_core.scheduler.plan import StepDone, TickDone, TickPlan
 from superfluid_core.session import QosClass
 from superfluid_noded.gauges import (
@@ -27,6 +29,8 @@ from superfluid_noded.gauges import (
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 TENANTS_MAX = 256
 OTHER_TENANTS = "(other)"
+FACTS = ("identity", "boot", "model", "engine", "device", "dtype", "weights", "window")
+"""What `superfluid_node_info` says of a node."""
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 30.0)
@@ -37,6 +41,7 @@ class NodeMetrics:
     """All metrics of a node in a registry of its own; implements the agent's Observer and the loop's Watch."""
 
     def __init__(self, snapshot: Snapshot, facts: Mapping[str, str]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._tenants: set[str] = set()
         registry = self.registry
@@ -46,12 +51,15 @@ class NodeMetrics:
         registry.register(self.links)
 
         def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
-            return Histogram(name, text, registry=registry, buckets=tuple(buckets))
+            whole = Histograms(name, text, (), tuple(buckets))
+            registry.register(whole)
+            return whole.of()
 
         def by_class(name: str, text: str, buckets: Iterable[float]) -> dict[QosClass, Histogram]:
             """Make all children at once: looking one up by its label for every token is slow."""
-            whole = Histogram(name, text, ("class",), registry=registry, buckets=tuple(buckets))
-            return {qos: whole.labels(qos.label) for qos in QosClass}
+            whole = Histograms(name, text, ("class",), tuple(buckets))
+            registry.register(whole)
+            return {qos: whole.of(qos.label) for qos in QosClass}
 
         self._ttft = by_class("superfluid_ttft_seconds", "From OPEN to the first token.", _SECONDS)
         self._itl = by_class("superfluid_itl_seconds", "Between tokens of a session.", _GAPS)
@@ -73,10 +81,17 @@ class NodeMetrics:
         self._refused = Counter(
             "superfluid_refusals_total", "Sessions refused.", ("code",), registry=registry
         )
+        text = "Spans of traces: exported, failed (refused or not reached), dropped (the queue was full)."
+        self._spans = Read("superfluid_spans", text, ("outcome",), is_counter=True)
+        registry.register(self._spans)
 
     def add_model(self, name: str, snapshot: Snapshot) -> None:
         """Export another scheduler too; from now on every figure of a scheduler says whose it is."""
         self._models[name] = snapshot
+
+    def count_spans(self, read: Callable[[], Mapping[str, int]]) -> None:
+        """Count what became of spans of traces."""
+        self._spans.read = lambda: {(outcome,): count for outcome, count in read().items()}
 
     def figures(self, node: Mapping[str, Any]) -> dict[str, Any]:
         """Give the same as JSON: the main scheduler's stats, those of the others, and every metric by name."""

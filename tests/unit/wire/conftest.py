@@ -18,6 +18,7 @@ from superfluid_core.session import (
     TokenLogprobs,
 )
 from superfluid_core.wire import messages as m
+from superfluid_core.wire import notes as n
 
 BIG = 2**63 + 12345
 STATUS = m.Status(
@@ -146,6 +147,8 @@ EXAMPLES: dict[str, Any] = {
     "CancelSession": m.CancelSession(BIG, 1, "client left"),
     "SetClass": m.SetClass(BIG, 1, QosClass.COMPLETION),
     "Renew": m.Renew(BIG),
+    "Timing": n.Timing(BIG, 2, 1_500, 2**40),
+    "Trace": n.Trace(BIG, 2, f"00-{BIG:032x}-{7:016x}-01"),
     "Status": STATUS,
     "Status-engines": TWO_ENGINES,
     "Prefix": m.Prefix(7, 0, 2, True, (b"a" * 16, b"b" * 16), (b"c" * 16,), 1),
