@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from superfluid_core.logs import clean
-from superfluid_core.options import Option, Setting, add_flags
+from superfluid_core.options import EPILOG, Option, Setting, add_flags, source_of
 from superfluid_head.commands.groups import SuggestingGroup
 from superfluid_head.commands.serve import FLAGS
 from superfluid_head.config import OPTIONS, build_config, read_settings, surroundings
@@ -19,7 +19,7 @@ def config() -> None:
     """Look at the configuration."""
 
 
-@config.command("check")
+@config.command("check", epilog=EPILOG)
 @click.argument("model", nargs=-1)
 @click.option("--config", "config_file", metavar="FILE", help="TOML file of these settings.")
 @add_flags(FLAGS)
@@ -39,7 +39,9 @@ def print_settings(options: tuple[Option, ...], settings: Mapping[str, Setting])
     width = max(len(option.name) for option in options)
     for option in options:
         setting = settings[option.attribute]
-        click.echo(f"{option.name:<{width}} = {_shown(option, setting)}  ({setting.source})")
+        click.echo(
+            f"{option.name:<{width}} = {_shown(option, setting)}  ({source_of(option, setting)})"
+        )
 
 
 def _shown(option: Option, setting: Setting) -> str:

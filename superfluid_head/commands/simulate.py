@@ -18,6 +18,7 @@ import click
 from superfluid_core.engine.record import replay
 from superfluid_core.errors import ConfigError
 from superfluid_core.placement.policies import Policy
+from superfluid_core.progress import Meter
 from superfluid_core.simulator.flags import Flags, parse_setting, set_flags
 from superfluid_core.simulator.fleet import FleetPlan, run_fleet
 from superfluid_core.simulator.fleet_report import FleetResult
@@ -33,6 +34,7 @@ from superfluid_head.commands.groups import SuggestingGroup
 
 TRACE_COST = "roofline(h100, 8b, 50)"
 PROGRESS_FROM = 2_000
+LINES_FROM = 100_000
 
 _SET = click.option(
     "--set", "settings", multiple=True, metavar="FLAG=VALUE", help="Change a flag; repeatable."
@@ -129,8 +131,8 @@ def sweep(
     _check_plot(plot)
     scenario = find_scenario(name)
     cases = combine(_with_settings(scenario.cases(), settings), parse_over(axes))
-    with _progress(len(cases), "runs") as step:
-        results = [_counted(run_case, case, step) for case in cases]
+    with Meter("runs", len(cases), has_lines=False) as meter:
+        results = [_counted(run_case, case, meter.step) for case in cases]
     text = "\n".join(sweep_table(results, scenario.unit))
     if is_json:
         _echo_json({"scenario": name, "cases": [as_json(each) for each in results]})
@@ -225,8 +227,8 @@ def fleet(*, policies: str, settings: tuple[str, ...], is_json: bool, **plan: An
     chosen = list(Policy) if policies == "all" else [Policy(policies)]
     results: list[FleetResult] = []
     for policy in chosen:
-        with _rare_collections(), _progress(base.sessions, str(policy)) as step:
-            results.append(run_fleet(replace(base, policy=policy), step))
+        with _rare_collections(), _meter(str(policy), base.sessions) as meter:
+            results.append(run_fleet(replace(base, policy=policy), meter.step))
     if is_json:
         _echo_json({"fleet": [each.as_json() for each in results]})
     else:
@@ -257,36 +259,17 @@ def _with_settings(cases: Sequence[Case], settings: Sequence[str]) -> tuple[Case
     return tuple(replace(case, flags=set_flags(case.flags, pairs)) for case in cases)
 
 
-class _Progress:
-    """A bar on stderr for long runs; nothing where nobody looks."""
-
-    def __init__(self, length: int, label: str) -> None:
-        self._bar = click.progressbar(
-            length=length, label=label, file=sys.stderr, update_min_steps=max(1, length // 200)
-        )
-        self._is_shown = sys.stderr.isatty()
-
-    def __enter__(self) -> Callable[[], None]:
-        if not self._is_shown:
-            return lambda: None
-        self._bar.__enter__()
-        return lambda: self._bar.update(1)
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_shown:
-            self._bar.render_finish()
-
-
-def _progress(length: int, label: str) -> _Progress:
-    return _Progress(length, label)
+def _meter(label: str, sessions: int) -> Meter:
+    """Show how far a run has come; where nobody looks, long ones alone have a word."""
+    return Meter(label, sessions, has_lines=sessions >= LINES_FROM)
 
 
 def _run_case(case: Case) -> RunResult:
     sessions = len(case.arrivals) if isinstance(case.arrivals, tuple) else 0
     if sessions < PROGRESS_FROM:
         return run_case(case)
-    with _progress(sessions, case.label) as step:
-        return run_case(case, step)
+    with _meter(case.label, sessions) as meter:
+        return run_case(case, meter.step)
 
 
 def _counted(run_: Callable[[Case], RunResult], case: Case, step: Callable[[], None]) -> RunResult:
