@@ -58,9 +58,15 @@ class PrefixReports:
         """Report until cancelled."""
         while True:
             self.report()
-            for _ in range(TURNS):
+            for turn in range(TURNS):
+                if not self._has_pending():
+                    await asyncio.sleep(REPORT_S * (TURNS - turn) / TURNS)
+                    break
                 await asyncio.sleep(REPORT_S / TURNS)
                 self.send()
+
+    def _has_pending(self) -> bool:
+        return any(told.pending for each in self._told.values() for told in each)
 
     def report(self) -> None:
         """Note what changed, for every link that wants to know."""

@@ -23,6 +23,7 @@ from superfluid_head.fleet.generation import GenerationMachine
 from superfluid_head.fleet.node import FleetNode
 from superfluid_head.fleet.runner import Runner
 from superfluid_head.fleet.stream import Generation
+from superfluid_head.fleet.translate import arrived_of
 from superfluid_noded.agent import Agent
 from tests.sim.world import MS, World
 
@@ -79,6 +80,7 @@ class Checks:
             (Agent, "receive", self._tap_agent(Agent.receive)),
             (GenerationMachine, "begin", self._tap_begin(GenerationMachine.begin)),
             (GenerationMachine, "on_event", self._tap_event(GenerationMachine.on_event)),
+            (GenerationMachine, "take_plain", self._tap_plain(GenerationMachine.take_plain)),
             (Fleet, "node_down", self._tap_down(Fleet.node_down)),
             (Runner, "fault", self._tap_fault(Runner.fault)),
         ]
@@ -212,6 +214,19 @@ class Checks:
             return actions
 
         return on_event
+
+    def _tap_plain(self, original: Any) -> Any:
+        """A row on the short way is judged like the same row on the long one."""
+
+        def take_plain(machine: GenerationMachine, link: int, row: TokenRow) -> bool:
+            is_taken: bool = original(machine, link, row)
+            if is_taken and self.world.ghost is None:
+                self.count("plain rows")
+                delivered = t.Deliver(row.first, row.ids, row.logprobs)
+                self._judge(machine, arrived_of(link, row), [delivered])
+            return is_taken
+
+        return take_plain
 
     def _judge(
         self, machine: GenerationMachine, event: t.Input | None, actions: list[t.Action]

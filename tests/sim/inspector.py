@@ -7,6 +7,7 @@ not given back at the end of a run.
 from __future__ import annotations
 
 import random
+from weakref import WeakKeyDictionary
 
 import superfluid_head.fleet.pulse as pulse_module
 from superfluid_core.limits import FleetLimits, LinkLimits, WireLimits
@@ -54,6 +55,7 @@ class Inspector:
         self._left: dict[SimNode, dict[tuple[str, int, int], int]] = {}
         self._orphaned_ns: dict[SimNode, int] = {}
         self._unheard_ns: dict[tuple[SimHead, SimNode], int] = {}
+        self._stood_ns: WeakKeyDictionary[Link, int] = WeakKeyDictionary()
         self._turns = 0
 
     def watch(self) -> None:
@@ -106,13 +108,14 @@ class Inspector:
         late_ms = 2 * pulse_module.PERIOD_MS + WATCH_MS
         longest_ns = HALF_OPEN_S_MAX * SECOND + late_ms * MS
         book = head.book(node)
+        # a head can tell from its WELCOME on, which a node that was frozen may have sent seconds after the connection
         stood = [
-            each.link.opened_ns
+            self._stood_ns.setdefault(each.link, now_ns)
             for each in (() if book is None else book.links)
             # a flipped length on the way that is free: what comes is heard as one long frame, until its own deadline
             if ways[1].is_blocked or not each.link._connection.is_mid_frame
         ]
-        if stood and now_ns - since_ns > longest_ns and process.now_ns() - min(stood) > longest_ns:
+        if stood and now_ns - max(since_ns, min(stood)) > longest_ns:
             raise ViolationError(f"{head.name} keeps a link to {node.identity} that is half open")
         self.checks.count("half open", int(bool(stood)))
 

@@ -20,6 +20,10 @@ class ViolationError(AssertionError):
     """Raised when a run breaks a promise."""
 
 
+END_OF_SLEEP = _set_result_unless_cancelled
+"""A callback that only ends a sleep: it runs no code but asyncio's, so it needs no turn of its own."""
+
+
 class Handle:
     """A callback that waits for its turn; as much of asyncio's as asyncio itself asks for.
 
@@ -43,18 +47,13 @@ class Handle:
     def when(self) -> float:
         return self.when_s
 
-    @property
-    def is_a_sleep(self) -> bool:
-        """Whether it only ends a sleep: it runs no code but asyncio's, so it needs no turn of its own."""
-        return self.callback is _set_result_unless_cancelled
-
     def run(self, loop: ProcessLoop) -> None:
         try:
             self.callback(*self.args)
         except (SystemExit, KeyboardInterrupt, ViolationError):
             raise
         except BaseException as error:  # noqa: BLE001 - what asyncio does with a failed callback
-            loop.call_exception_handler({"message": "a callback failed", "exception": error})
+            loop.failed(error)
 
 
 class ProcessLoop(asyncio.AbstractEventLoop):
@@ -128,6 +127,10 @@ class ProcessLoop(asyncio.AbstractEventLoop):
         if not self.process.is_dead:
             error = context.get("exception")
             self.world.complain(f"{self.process.name}: {context.get('message')}: {error!r}")
+
+    def failed(self, error: BaseException) -> None:
+        """Take what a callback raised."""
+        self.call_exception_handler({"message": "a callback failed", "exception": error})
 
     def add_signal_handler(  # type: ignore[override]
         self, sig: int, callback: Callable[..., object], *args: Any

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import superfluid_core.engine.loop as loop_module
@@ -20,8 +21,10 @@ import superfluid_core.link.link as link_module
 import superfluid_head.fleet.fleet as fleet_module
 import superfluid_head.fleet.node as fleet_node_module
 import superfluid_head.fleet.pulse as pulse_module
+import superfluid_noded.node as node_module
 import superfluid_noded.prefix_reports as reports_module
 import superfluid_noded.service as service_module
+from superfluid_core.limits import LinkLimits
 from superfluid_core.logs import _FIELDS
 from superfluid_core.placement.policies import Policy
 from superfluid_core.session import QosClass, SamplingParams
@@ -70,7 +73,7 @@ TIGHT = ((link_module, "WRITE_HIGH_BYTES", 512), (link_module, "WRITE_LOW_BYTES"
 
 
 def coarse(period_ms: int) -> tuple[tuple[Any, str, Any], ...]:
-    """Regular looks at the time, less often than the product takes them: most of the cost of an hour without incident."""
+    """Regular looks at the time, and words about load, less often than the product has them: most of the cost of an hour without incident."""
     return (
         (pulse_module, "PERIOD_MS", period_ms),
         (fleet_node_module, "PERIOD_MS", period_ms),
@@ -78,6 +81,11 @@ def coarse(period_ms: int) -> tuple[tuple[Any, str, Any], ...]:
         (service_module, "SWEEP_S", period_ms / 1e3),
         (loop_module, "TIME_MS", period_ms),
         (reports_module, "REPORT_S", period_ms / 1e3),
+        (
+            node_module,
+            "LinkLimits",
+            partial(LinkLimits, status_ms=period_ms, status_ms_min=period_ms // 2),
+        ),
     )
 
 

@@ -109,7 +109,7 @@ def test_nodes_that_join_come_back_to_a_head_that_lost_power(
 
 def test_a_node_whose_engine_never_returns_is_not_taken_for_an_idle_one() -> None:
     # its sessions had moved away, so its lanes looked free: new ones went there and queued for ever (chaos C14)
-    with staged(3, ("crash",)) as run:
+    with staged(3, ("crash",), is_dense=True) as run:
         run.begin()
         head, node = run.scene.heads[0], run.scene.nodes[0]
         assert len(run.scene.nodes) > 1

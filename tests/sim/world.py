@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from hashlib import blake2b
 from typing import Any, NoReturn
 
-from tests.sim.loop import Handle, ProcessLoop, ViolationError
+from tests.sim.loop import END_OF_SLEEP, Handle, ProcessLoop, ViolationError
 
 __all__ = ["MS", "SECOND", "Process", "ViolationError", "World"]
 
@@ -240,7 +240,7 @@ class World:
         """A process's timer is due."""
         if process.frozen_until_ns > self.now_ns:
             process.deferred.append(timer)
-        elif timer.is_a_sleep:
+        elif timer.callback is END_OF_SLEEP:
             self.events += 1
             timer.run(process.loop)
         else:
@@ -267,12 +267,18 @@ class World:
         ready, count = loop.ready, len(loop.ready)
         self.current = process
         asyncio._set_running_loop(loop)
-        while count and ready:  # it may be killed by one of its own callbacks, or frozen
-            count -= 1
+        done = 0
+        while done < count and ready:  # it may be killed by one of its own callbacks, or frozen
+            done += 1
             handle = ready.popleft()
             if not handle.is_cancelled:
                 self.events += 1
-                handle.run(loop)
+                try:
+                    handle.callback(*handle.args)
+                except (SystemExit, KeyboardInterrupt, ViolationError):
+                    raise
+                except BaseException as error:  # noqa: BLE001 - what asyncio does with a failed callback
+                    loop.failed(error)
                 if process.frozen_until_ns > self.now_ns or process.is_dead:
                     break
         self.current = None
