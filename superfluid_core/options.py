@@ -7,7 +7,8 @@ Precedence: flag > SUPERFLUID_* > TOML > default (decisions 31). A flag has one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +17,10 @@ import click
 from superfluid_core.errors import ConfigError
 
 Parse = Callable[[str], Any]
+EPILOG = (
+    "Every --some-name can also be given as SUPERFLUID_SOME_NAME in the environment or as some-name in a TOML file (--config). "
+    "The order is: flag, environment, file, default."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,7 @@ def merge(
     known = {option.name for option in options}
     unknown = sorted(set(toml) - known)
     if unknown:
-        raise ConfigError(f"configuration file: unknown name(s): {', '.join(unknown)}")
+        raise ConfigError(f"configuration file: unknown name(s): {_with_hints(unknown, known)}")
     merged: dict[str, Setting] = {}
     for option in options:
         given = flags.get(option.attribute)
@@ -139,6 +144,20 @@ def merge(
                 default = False
             merged[option.attribute] = Setting(default, "default")
     return merged
+
+
+def _with_hints(unknown: Sequence[str], known: Iterable[str]) -> str:
+    """List names that no option has, each with the one that was meant, if one is near."""
+    names = sorted(known)
+    near = {name: difflib.get_close_matches(name, names, n=1, cutoff=0.7) for name in unknown}
+    return ", ".join(
+        name + (f" (meant: {near[name][0]}?)" if near[name] else "") for name in unknown
+    )
+
+
+def source_of(option: Option, setting: Setting) -> str:
+    """Say where a value came from: of an environment variable also its name."""
+    return f"env {option.env}" if setting.source == "env" else setting.source
 
 
 def add_flags(options: Sequence[Option]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -39,6 +39,9 @@ from superfluid_head.api.shapes import reply
 from superfluid_head.api.slots import Slots
 from superfluid_head.api.state import Head
 from superfluid_head.api.tokens import TokensEndpoint
+from superfluid_head.dashboard.pages import DashboardEndpoint
+from superfluid_head.workers.place import Place
+from superfluid_head.workers.siblings import Siblings
 
 Handler = Callable[[Request], Awaitable[Response]]
 READ = ("GET", "HEAD")
@@ -54,6 +57,7 @@ def routes(head: Head) -> list[tuple[tuple[str, ...], str, Handler]]:
     embeddings = EmbeddingsEndpoint(head)
     embed = EmbedEndpoint(head, embeddings)
     messages, responses = MessagesEndpoint(head), ResponsesEndpoint(head)
+    dashboard = DashboardEndpoint()
     return [
         (("POST",), "/v1/chat/completions", chat.post),
         (("POST",), "/v1/completions", completions.post),
@@ -95,11 +99,16 @@ def routes(head: Head) -> list[tuple[tuple[str, ...], str, Handler]]:
         (READ, "/ping", health.readyz),
         (READ, "/metrics", health.metrics),
         (READ, "/version", health.version),
+        (READ, "/", dashboard.index),
+        (READ, "/dashboard", dashboard.index),
+        (READ, "/dashboard/{file}", dashboard.file),
     ]
 
 
-def build_app(head: Head, loopback_ports: frozenset[int] = frozenset()) -> ASGIApp:
-    """Build the application of one head. `loopback_ports` are those of listeners bound to loopback addresses."""
+def build_app(
+    head: Head, loopback_ports: frozenset[int] = frozenset(), worker: Place | None = None
+) -> ASGIApp:
+    """Build the application of one head, or of one worker. `loopback_ports` are those of listeners bound to loopback addresses."""
     app = FastAPI(
         openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, title="superfluid"
     )
@@ -118,9 +127,11 @@ def build_app(head: Head, loopback_ports: frozenset[int] = frozenset()) -> ASGIA
         access.rate_limit_rpm,
         Proxies(access.proxies),
         Origins(access.origins),
+        "" if worker is None else str(worker.door(worker.number)),
     )
     inner = Idempotency(Slots(app, head.quotas), head.clock, head.limits)
-    return Gate(inner, rules, head.metrics, head.clock)
+    answers = inner if worker is None else Siblings(inner, worker, head.limits)
+    return Gate(answers, rules, head.metrics, head.clock, head.tracer)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -26,10 +26,17 @@ COMMANDS = {
     "serve": Lazy("superfluid_head.commands.serve", "serve", "Serve an endpoint over a fleet."),
     "chat": Lazy("superfluid_head.commands.chat", "chat", "Talk to a model."),
     "fleet": Lazy("superfluid_head.commands.fleet", "fleet", "Manage the fleet."),
+    "top": Lazy("superfluid_head.commands.top", "top", "Watch the nodes in the terminal."),
     "config": Lazy("superfluid_head.commands.check", "config", "Look at the configuration."),
     "bench": Lazy("superfluid_head.bench.cli", "bench", "Measure an endpoint."),
     "selftest": Lazy(
         "superfluid_head.commands.selftest", "selftest", "Check this machine's engine."
+    ),
+    "completion": Lazy(
+        "superfluid_head.commands.completion", "completion", "Complete commands in a shell."
+    ),
+    "inspect": Lazy(
+        "superfluid_head.commands.inspect", "inspect", "Say what is understood of a model."
     ),
     "simulate": Lazy(
         "superfluid_head.commands.simulate", "simulate", "Run the real scheduler in virtual time."

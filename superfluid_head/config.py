@@ -24,7 +24,8 @@ from superfluid_core.link.tls import PkiFiles
 from superfluid_core.logs import FORMATS, LEVELS
 from superfluid_core.options import Option, Setting, choice, integer, merge
 from superfluid_core.session import QosClass
-from superfluid_head.access.keys import KeyRing, read_key_file
+from superfluid_core.tracing.options import TRACE_OPTIONS, TraceSettings, trace_settings
+from superfluid_head.access.keys import KeyRing, read_key_file, share_of
 from superfluid_head.access.ratelimit import RateLimit
 from superfluid_head.access.rules import ACCESS_OPTIONS, AccessRules, KeySources, build_access
 from superfluid_head.api.message import REASONING_FIELDS
@@ -36,6 +37,7 @@ from superfluid_head.text.dialects.dialect import CALL_PARSERS, REASONING_PARSER
 DEFAULT_FILE = "/etc/superfluid/head.toml"
 HTTP_PORT = 8453
 FLEET_PORT = 8452
+WORKERS_MAX = 64
 PLACEMENTS = ("load-aware", "least-loaded", "round-robin")
 
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
@@ -134,8 +136,11 @@ OPTIONS: tuple[Option, ...] = (
            choice(*REASONING_FIELDS), "reasoning_content", metavar="NAME"),
     Option("embedding-pooling", f"How models embed whose request does not say: none (refused), {', '.join(POOLINGS)}.",
            choice(NONE, *POOLINGS), NONE, metavar="NAME"),
+    Option("workers", f"Heads that share the port, a process each, 1 to {WORKERS_MAX}; several need --fleet.",
+           integer(1, WORKERS_MAX), 1, metavar="N"),
     Option("debug-headers", "Say in replies how often a request moved.", is_flag=True),
     Option("ready-file", "JSON file written when the head listens and a node of its own is up.", metavar="FILE"),
+    *TRACE_OPTIONS,
     Option("log-format", "How to log: text or json.", choice(*FORMATS), "text"),
     Option("log-level", f"Least level to log: {', '.join(LEVELS)}.", choice(*LEVELS), "info"),
 )  # fmt: skip
@@ -187,6 +192,8 @@ class HeadConfig:
     log_format: str
     log_level: str
     around: Surroundings
+    traces: TraceSettings | None = None
+    workers: int = 1
 
     @property
     def is_fleet_judged(self) -> bool:
@@ -251,6 +258,7 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> HeadC
     if (value["node_arg"] or local.flags) and has_fleet:
         name = "node-arg" if value["node_arg"] else local.flags[0]
         raise ConfigError(f"--{name} belongs to a local node; there is none with --fleet")
+    _judge_workers(value, has_pki=pki is not None)
     limits = replace(
         _LIMITS, body_bytes_max=value["max_body_mib"] * MIB, drain_ms=value["drain_ms"]
     )
@@ -293,7 +301,21 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> HeadC
         log_format=value["log_format"],
         log_level=value["log_level"],
         around=around,
+        traces=trace_settings(value),
+        workers=value["workers"],
     )
+
+
+def _judge_workers(value: Mapping[str, Any], *, has_pki: bool) -> None:
+    """Refuse what several heads in one place cannot share. Raises ConfigError."""
+    if value["workers"] == 1:
+        return
+    if not value["fleet"]:
+        raise ConfigError("--workers needs --fleet: a node of one's own has one head")
+    if value["fleet_listen"]:
+        raise ConfigError("--workers excludes --fleet-listen: a node that joins finds one head")
+    if has_pki:
+        raise ConfigError("--workers excludes --fleet-cert: a certificate names one head")
 
 
 def read_fleet(texts: tuple[str, ...], *, is_judged: bool) -> tuple[NodeAddress, ...]:
@@ -345,7 +367,10 @@ def _qos(value: Mapping[str, Any]) -> QosRules:
         default=QosClass.AGENT if default is None else default,
         has_header=not value["no_http_qos_header"],
         may_be_alone=value["http_allow_batch_invariant"],
-        completions=RateLimit(value["completion_rate"], value["completion_burst"]),
+        completions=RateLimit(
+            value["completion_rate"] / value["workers"],
+            share_of(value["completion_burst"], value["workers"]),
+        ),
         completion_deadline_ms=value["completion_deadline_ms"],
     )
 

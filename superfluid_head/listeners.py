@@ -15,12 +15,17 @@ BACKLOG = 1_024
 ANY_V6 = "::"
 
 
-def open_sockets(addresses: Iterable[tuple[str, int]]) -> list[socket.socket]:
-    """Bind and listen. Raises ConfigError and leaves nothing open."""
+def open_sockets(
+    addresses: Iterable[tuple[str, int]], *, is_shared: bool = False
+) -> list[socket.socket]:
+    """Bind and listen; with `is_shared` only bind, for other processes of this user do so too. Raises ConfigError and leaves nothing open."""
     opened: list[socket.socket] = []
     for host, port in addresses:
         try:
-            opened += [_open(family, address) for family, address in _resolve(host, port)]
+            for family, address in _resolve(host, port):
+                opened.append(_bind(family, address, is_shared=is_shared))
+                if not is_shared:
+                    opened[-1].listen(BACKLOG)
         except OSError as error:
             for one in opened:
                 one.close()
@@ -35,15 +40,33 @@ def _resolve(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str
     return list(dict.fromkeys(places))
 
 
-def _open(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
+def reserve_sockets(addresses: Iterable[tuple[str, int]]) -> list[socket.socket]:
+    """Bind for others to share, and do not listen. Raises ConfigError where somebody else listens, or workers cannot share."""
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise ConfigError("--workers needs a system on which processes can share a port")
+    free = open_sockets(addresses)
+    places = bound(free)
+    families = [one.family for one in free]
+    for one in free:
+        one.close()
+    try:
+        return [_bind(*each, is_shared=True) for each in zip(families, places, strict=True)]
+    except OSError as error:
+        raise ConfigError(f"cannot share the port: {error.strerror or error}") from None
+
+
+def _bind(
+    family: socket.AddressFamily, address: tuple[str, int], *, is_shared: bool
+) -> socket.socket:
     # asyncio turns Nagle off only for sockets that say they are TCP
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address[0] != ANY_V6))
+        if is_shared:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         made.bind(address)
-        made.listen(BACKLOG)
         made.setblocking(False)
     except OSError:
         made.close()
@@ -52,8 +75,9 @@ def _open(family: socket.AddressFamily, address: tuple[str, int]) -> socket.sock
 
 
 def bound(sockets: Iterable[socket.socket]) -> list[tuple[str, int]]:
-    """Where they really listen."""
-    return [(str(one.getsockname()[0]), int(one.getsockname()[1])) for one in sockets]
+    """Where they really listen, those with a port."""
+    named = [one.getsockname() for one in sockets if one.family != socket.AF_UNIX]
+    return [(str(name[0]), int(name[1])) for name in named]
 
 
 def loopback_ports(places: Iterable[tuple[str, int]]) -> frozenset[int]:

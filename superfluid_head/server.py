@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import logging
 import os
 import signal
@@ -19,10 +18,7 @@ import ssl
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import uvicorn
 
 from superfluid_core.clock import MS, SECOND, Clock
 from superfluid_core.errors import ConfigError, SuperfluidError
@@ -33,8 +29,8 @@ from superfluid_core.link.keys import load_keys
 from superfluid_core.link.pki import identity_in
 from superfluid_core.link.tls import Credentials, client_context
 from superfluid_core.logs import LoopErrors, log
-from superfluid_core.notify import READY, STOPPING, WATCHDOG, notify, status, watchdog_interval_ms
 from superfluid_core.placement.policies import Policy
+from superfluid_core.tracing.options import open_tracer
 from superfluid_core.wire.schema import Role
 from superfluid_head.access.addresses import Connections, Proxies
 from superfluid_head.api.inflight import Inflight
@@ -44,12 +40,16 @@ from superfluid_head.app import build_app
 from superfluid_head.config import HeadConfig, read_keys, version
 from superfluid_head.fleet.fleet import Fleet, FleetOptions
 from superfluid_head.fleet.local import LOCAL_KEY, LocalNode
-from superfluid_head.http_server import http_server
+from superfluid_head.fleet.observer import FleetObserver
+from superfluid_head.http_server import HttpServer, http_server
 from superfluid_head.listeners import bound, judge_exposure, loopback_ports, open_sockets
 from superfluid_head.metrics import HeadMetrics
+from superfluid_head.ready import write_ready
 from superfluid_head.reload import Reloader, Reread
+from superfluid_head.supervisor import Supervisor
 from superfluid_head.text.catalog import TextCatalog
 from superfluid_head.text.chat import TextWorkers
+from superfluid_head.workers.place import Place
 
 __all__ = ["http_server", "open_sockets", "run_head"]
 
@@ -58,9 +58,6 @@ LAG_MS = 500
 REACH_MS = 10_000
 SWITCH_INTERVAL_S = 0.001
 """How long a thread that reads a large body keeps the event loop waiting for its turn."""
-_LOADING_S = 10.0
-# A model takes its time to load; a supervisor that waits for READY is asked for more, again and again.
-_LOADING = f"EXTEND_TIMEOUT_USEC={3 * int(_LOADING_S) * 1_000_000}\n" + status("loading the model")
 
 _logger = logging.getLogger(__name__)
 
@@ -72,16 +69,18 @@ class _Parts:
     fleet: Fleet
     texts: TextCatalog
     head: Head
-    server: uvicorn.Server
+    server: HttpServer
+    supervisor: Supervisor
 
 
-async def run_head(config: HeadConfig, clock: Clock) -> None:
-    """Serve until told to stop. Raises SuperfluidError when it cannot."""
+async def run_head(config: HeadConfig, clock: Clock, worker: Place | None = None) -> None:
+    """Serve until told to stop, as one of several workers or alone. Raises SuperfluidError when it cannot."""
     asyncio.get_running_loop().set_exception_handler(LoopErrors())
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    sockets = open_sockets(config.http)
+    sockets = open_sockets(config.http, is_shared=worker is not None)
     try:
-        await _run(config, clock, sockets)
+        sockets += [] if worker is None else [worker.open_door()]
+        await _run(config, clock, sockets, worker)
     except BaseExceptionGroup as failures:
         found, _ = failures.split(SuperfluidError)
         if found is None:
@@ -99,7 +98,9 @@ def _leaf(failures: BaseExceptionGroup[SuperfluidError]) -> BaseException:
     return failure
 
 
-async def _run(config: HeadConfig, clock: Clock, sockets: list[socket.socket]) -> None:
+async def _run(
+    config: HeadConfig, clock: Clock, sockets: list[socket.socket], worker: Place | None
+) -> None:
     places = bound(sockets)
     is_open = judge_exposure(
         places, has_key=not config.keys.is_empty, insecure=config.insecure_no_auth
@@ -109,32 +110,45 @@ async def _run(config: HeadConfig, clock: Clock, sockets: list[socket.socket]) -
     workers = TextWorkers(config.limits)
     _judge_fleet_listen(config)
     local = None if config.has_fleet else _local_node(config, clock)
-    place = None if local is None else _Place(local)
+    place = None if local is None else _LocalPlace(local)
+    supervisor = Supervisor(config.around)
+    facts = {"service.name": "superfluid-head", "service.version": version()}
+    tracer = open_tracer(config.traces, facts, clock)
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [] if local is None else [group.create_task(local.run())]
+            tasks = [group.create_task(supervisor.load())]
+            tasks += [] if local is None else [group.create_task(local.run())]
             texts = TextCatalog(workers, config.dialects)
             await asyncio.to_thread(_load_texts, config, texts)
-            fleet = _fleet(config, clock, texts, local)
+            metrics = HeadMetrics()
+            fleet = _fleet(config, clock, texts, local, metrics)
             joining = await fleet.listen()
             if place is not None:
                 place.attach(fleet)
             warnings = _warnings(config, is_open=is_open)
-            head = _head(config, clock, fleet, texts, warnings)
-            app = build_app(head, loopback_ports(places))
+            head = replace(
+                _head(config, clock, fleet, texts, metrics), warnings=warnings, tracer=tracer
+            )
             counted = Connections(config.access.conns_per_address, Proxies(config.access.proxies))
-            server = http_server(app, config.limits, counted, tls)
-            parts = _Parts(fleet, texts, head, server)
+            reached = None if worker is None else partial(fleet.wait_ready, REACH_MS / 1000)
+            server = http_server(
+                build_app(head, loopback_ports(places), worker),
+                config.limits,
+                counted,
+                tls,
+                reached,
+            )
+            parts = _Parts(fleet, texts, head, server, supervisor)
             reloader = Reloader(config, fleet, _rereads(config, tls))
             tasks += [
-                group.create_task(_become_ready(config, place, places, joining)),
+                group.create_task(_become_ready(config, place, places, joining, parts)),
                 group.create_task(fleet.run()),
                 group.create_task(reloader.run()),
                 group.create_task(texts.follow(fleet)),
                 group.create_task(_watch_lag(head.metrics, clock)),
                 group.create_task(_announce(fleet)),
                 group.create_task(_repeat_warnings(warnings)),
-                group.create_task(_feed_watchdog(config)),
+                group.create_task(supervisor.feed(fleet, lambda: head.inflight.count)),
                 group.create_task(_stop_on_signal(parts, config)),
             ]
             _say_places(places, joining, "http" if tls is None else "https")
@@ -145,6 +159,8 @@ async def _run(config: HeadConfig, clock: Clock, sockets: list[socket.socket]) -
                 task.cancel()
     finally:
         workers.close()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
 
 
 def _load_texts(config: HeadConfig, texts: TextCatalog) -> None:
@@ -160,10 +176,18 @@ def _local_node(config: HeadConfig, clock: Clock) -> LocalNode:
     if config.offline:
         arguments.append("--offline")
     arguments += ["--log-format", config.log_format, "--log-level", config.log_level]
+    if config.traces is not None:
+        arguments += ["--otlp-endpoint", config.traces.endpoint]
     return LocalNode([*arguments, *config.node_arguments], clock)
 
 
-def _fleet(config: HeadConfig, clock: Clock, texts: TextCatalog, local: LocalNode | None) -> Fleet:
+def _fleet(
+    config: HeadConfig,
+    clock: Clock,
+    texts: TextCatalog,
+    local: LocalNode | None,
+    observer: FleetObserver,
+) -> Fleet:
     nodes = config.fleet if local is None else (local.address,)
     keys = _fleet_keys(config) if local is None else local.keys
     options = FleetOptions(
@@ -177,6 +201,7 @@ def _fleet(config: HeadConfig, clock: Clock, texts: TextCatalog, local: LocalNod
         fleet_limits=config.fleet_limits,
         listen=config.fleet_listen,
         conns=config.fleet_conns,
+        observer=observer,
     )
     if keys is not None:
         client_context(keys, options.head)  # what is wrong with files of an own authority, at once
@@ -202,7 +227,7 @@ def _judge_fleet_listen(config: HeadConfig) -> None:
         judge_bind(addresses, has_key=config.has_fleet_keys, insecure=config.insecure_no_auth)
 
 
-class _Place:
+class _LocalPlace:
     """Where the local node listens; whichever comes first, node or fleet, waits here for the other."""
 
     def __init__(self, local: LocalNode) -> None:
@@ -239,9 +264,8 @@ def _warnings(config: HeadConfig, *, is_open: bool) -> tuple[str, ...]:
 
 
 def _head(
-    config: HeadConfig, clock: Clock, fleet: Fleet, texts: TextCatalog, warnings: tuple[str, ...]
+    config: HeadConfig, clock: Clock, fleet: Fleet, texts: TextCatalog, metrics: HeadMetrics
 ) -> Head:
-    metrics = HeadMetrics()
     return Head(
         fleet=fleet,
         texts=texts,
@@ -252,7 +276,6 @@ def _head(
         limits=config.limits,
         created_s=clock.wall_s(),
         version=version(),
-        warnings=warnings,
         debug_headers=config.debug_headers,
         is_reasoning_doubled=config.reasoning_field == "both",
         embedding_pooling=config.embedding_pooling,
@@ -284,31 +307,18 @@ def _say_places(places: list[tuple[str, int]], joining: list[tuple[str, int]], s
 
 async def _become_ready(
     config: HeadConfig,
-    local: _Place | None,
+    local: _LocalPlace | None,
     places: list[tuple[str, int]],
     joining: list[tuple[str, int]],
+    parts: _Parts,
 ) -> None:
     """Tell supervisor and ready file; with a node of one's own only once that is up: it may still refuse its settings."""
-    while local is not None and not local.is_known.is_set():
-        notify(_LOADING, config.around.notify_socket)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOADING_S):
-                await local.is_known.wait()
+    await parts.server.is_open.wait()
+    if local is not None:
+        await local.is_known.wait()
     if config.ready_file is not None:
-        _write_ready(config.ready_file, places, joining)
-    notify(READY, config.around.notify_socket)
-
-
-def _write_ready(path: Path, places: list[tuple[str, int]], joining: list[tuple[str, int]]) -> None:
-    """Write atomically: whoever sees the file sees all of it."""
-    facts = {"pid": os.getpid(), "http": places, "fleet": joining}
-    body = json.dumps(facts)
-    draft = path.with_name(path.name + ".new")
-    try:
-        draft.write_text(body, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write the ready file {path}: {error.strerror}") from None
+        write_ready(config.ready_file, places, joining)
+    parts.supervisor.ready()
 
 
 async def _announce(fleet: Fleet) -> None:
@@ -328,15 +338,6 @@ async def _repeat_warnings(warnings: tuple[str, ...]) -> None:
         for words in warnings:
             log(_logger, "warning", words)
         await asyncio.sleep(LinkLimits().insecure_warning_s)
-
-
-async def _feed_watchdog(config: HeadConfig) -> None:
-    """Tell the supervisor that the event loop turns: a head has nothing else that could hang."""
-    around = config.around
-    interval_ms = watchdog_interval_ms(around.watchdog_usec, around.watchdog_pid, os.getpid())
-    while interval_ms is not None:
-        notify(WATCHDOG, around.notify_socket)
-        await asyncio.sleep(interval_ms / 1000)
 
 
 class _Signals:
@@ -360,7 +361,7 @@ async def _stop_on_signal(parts: _Parts, config: HeadConfig) -> None:
     try:
         await signals.first.wait()
         inflight.drain()
-        notify(STOPPING, config.around.notify_socket)
+        parts.supervisor.draining(inflight.count, config.limits.drain_ms)
         log(_logger, "info", "draining", in_flight=inflight.count)
         await _drain(inflight, signals, config.limits.drain_ms)
         log(_logger, "info", "stopped")

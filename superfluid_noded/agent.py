@@ -37,6 +37,7 @@ from superfluid_core.wire.messages import (
     Unpin,
     Welcome,
 )
+from superfluid_core.wire.notes import TIMING, Trace
 from superfluid_noded.answers import NodeCard
 from superfluid_noded.heads import Head, Live, Roster
 from superfluid_noded.judge import Denial, judge_open
@@ -97,6 +98,7 @@ class Agent:
         self.drain_until_ns: int | None = None
         self._is_leaving = False
         self.on_change: Callable[[], None] = lambda: None
+        self.on_trace: Callable[[Live, str], None] = lambda _live, _context: None
         self.on_embed: Callable[[Head, Embed], Denial | None] = lambda _head, _message: (
             NO_EMBEDDINGS
         )
@@ -126,6 +128,7 @@ class Agent:
         """Take in an established link."""
         assert isinstance(link.peer, Hello), "a node's peer says HELLO"
         head = self.roster.admit(link, link.peer.head)
+        head.wants_timing = TIMING in link.peer.features
         link.on_backlog = self.end_lapsed
         log(logger, "info", "head linked", head=head.name, remote=link.remote)
         if self.is_draining:
@@ -137,7 +140,7 @@ class Agent:
         self.roster.heads.pop(head.number, None)
         lost = [live for live in self.roster.live.values() if live.head is head]
         for live in lost:
-            self.roster.forget(live, purge=False)
+            self.roster.forget(live, "link-lost", purge=False)
             self._observer.ended("link-lost")
         if lost:
             self._submit(*(Cancel(live.run_key) for live in lost))
@@ -153,10 +156,10 @@ class Agent:
                 self._cancel(head, message)
             case SetClass():
                 self._set_class(head, message)
+            case Trace():
+                head.trace = message
             case Renew():
-                stamp_ns, now_ns = message.stamp_ns, self._clock.boot_ns()
-                if not self.roster.table.renew(head.number, stamp_ns, now_ns):
-                    raise RemoteProtocolError("RENEW with a stamp that this node has not made")
+                self._renew(head, message.stamp_ns)
             case Pin():
                 self._pin(head, message)
             case Unpin():
@@ -191,6 +194,10 @@ class Agent:
         now_ns = self._clock.now_ns()
         outputs = len(judged.delivered)
         live = Live(placement, head, judged.qos, judged.tenant, now_ns, now_ns, outputs)
+        live.delivered = outputs
+        noted, head.trace = head.trace, None
+        if noted is not None and (noted.session, noted.epoch) == (live.number, live.epoch):
+            self.on_trace(live, noted.context)
         self.roster.live[placement.serial] = live
         inputs.append(Submit(replace(judged, key=live.run_key)))
         self._submit(*inputs)
@@ -216,7 +223,7 @@ class Agent:
 
     def _supersede(self, old: Live) -> list[Input]:
         """End an older placement of the same session; its head has raised the epoch and wants no word of it."""
-        self.roster.forget(old, purge=True)
+        self.roster.forget(old, "superseded", purge=True)
         self._observer.ended("superseded")
         return [Cancel(old.run_key)]
 
@@ -245,6 +252,10 @@ class Agent:
             live.qos = message.qos
             self._submit(SetQos(live.run_key, message.qos))
 
+    def _renew(self, head: Head, stamp_ns: int) -> None:
+        if not self.roster.table.renew(head.number, stamp_ns, self._clock.boot_ns()):
+            raise RemoteProtocolError("RENEW with a stamp that this node has not made")
+
     def _pin(self, head: Head, message: Pin) -> None:
         pins = self.pins.get(message.model)
         if pins is None:
@@ -270,7 +281,7 @@ class Agent:
         """Close sessions from this side, with their queued frames withdrawn."""
         cancels: list[Input] = []
         for live in list(doomed):
-            if not self.roster.forget(live, purge=True):
+            if not self.roster.forget(live, reason.value, purge=True):
                 continue
             self._observer.ended(reason.value)
             closed = Closed(live.number, live.epoch, reason, code, reason.value)

@@ -26,6 +26,7 @@ from superfluid_core.wire.messages import (
     Stats,
     Welcome,
 )
+from superfluid_core.wire.notes import TRACE
 from superfluid_core.wire.pieces import split_bytes, split_sessions
 
 FEATURES = ("files", "pins", "sessions", "stats")
@@ -68,7 +69,7 @@ class NodeCard:
     """Who this node is and what it serves, the main model first; constant for the life of the process.
 
     `salt` is that of its prefix cache where heads cannot know it: under an own authority. `tenant_lanes` caps the lanes of one
-    tenant, 0 does not.
+    tenant, 0 does not. `traces`: it exports them.
     """
 
     identity: str
@@ -77,12 +78,14 @@ class NodeCard:
     prefix_shared: bool = False
     salt: bytes = field(default=b"", repr=False)
     tenant_lanes: int = 0
+    traces: bool = False
 
     @property
     def features(self) -> tuple[str, ...]:
         shared = (PREFIX_SHARED,) if self.prefix_shared else ()
         capped = (tenant_lanes_feature(self.tenant_lanes),) if self.tenant_lanes else ()
-        return (*FEATURES, *shared, *capped)
+        traced = (TRACE,) if self.traces else ()
+        return (*FEATURES, *shared, *capped, *traced)
 
     @property
     def main(self) -> ModelCard:

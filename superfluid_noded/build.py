@@ -1,7 +1,7 @@
 """Makes the engines that the configuration names, from the models' files: one, or two with a fill-in-the-middle model.
 
-Blocking and slow: the server calls it in a thread of its own. torch is imported here and nowhere else in the node, and only
-for `--engine native`. Errors are words for a person: ConfigError for what was asked, ModelFilesError for what the model lacks.
+Blocking and slow: the server calls it in a thread of its own. torch is imported here and nowhere else in the node, and not for
+`--engine mock`: other libraries' engines sample with it too. Errors are words for a person: ConfigError for what was asked, ModelFilesError for what the model lacks.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ BLOCK_TOKENS = 16
 MOCK_STEP_TOKENS = 512
 CRASH_STATUS = 70
 NATIVE_INSTALL = "pip install 'superfluid-fleet[node]'"
+# what an engine imports, and what brings it
+_NEEDS = {
+    "native": (("torch",), NATIVE_INSTALL),
+    "llamacpp": (("xllamacpp", "torch"), "pip install 'superfluid-fleet[llamacpp]'"),
+    "mlx": (("mlx", "mlx_lm", "torch"), "pip install 'superfluid-fleet[mlx]'"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +65,10 @@ def find_models(config: NodeConfig) -> tuple[Model, ...]:
 
     Raises ModelFilesError or ConfigError.
     """
-    if config.engine == "native" and importlib.util.find_spec("torch") is None:
-        raise ConfigError(f"--engine native needs torch: {NATIVE_INSTALL}")
+    modules, install = _NEEDS.get(config.engine, ((), ""))
+    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    if absent:
+        raise ConfigError(f"--engine {config.engine} needs {absent[0]}: {install}")
     files = _find(config, config.model)
     window = _window(files, config.max_context, "max-context")
     main = Model(files, config.names or (files.name,), window, config.max_batch)
@@ -98,7 +106,23 @@ def check_engine(config: NodeConfig, model: Model) -> str:
         lines = 0 if script is None else len(script)
         rates = config.mock.rates
         return f"mock (prefill {rates.prefill:g}/s, decode {rates.decode:g}/s, {lines} scripted answers)"
-    return f"native (device {config.device}, dtype {config.dtype})"
+    kind = {"llamacpp": "gguf", "mlx": "hf"}.get(config.engine, model.files.kind)
+    if kind != model.files.kind:
+        form = "a .gguf file" if kind == "gguf" else "a directory of safetensors"
+        raise ConfigError(f"--engine {config.engine} runs {form}; {model.names[0]} is none")
+    return f"{config.engine} (device {config.device}, dtype {config.dtype})"
+
+
+def describe_device(config: NodeConfig) -> str:
+    """Say in a line what the engine would run on, and on which driver. Raises EngineError where it could not."""
+    if config.engine == "mock":
+        return "none: the mock engine computes nothing"
+    if config.engine != "native":
+        return f"{config.device}: {config.engine} finds its devices itself, when it loads the model"
+    from superfluid_core.engine.torch.device import Machine, choose_device, in_words
+
+    machine = Machine()
+    return in_words(choose_device(config.device, machine), machine)
 
 
 def build_engines(config: NodeConfig, models: tuple[Model, ...], clock: Clock) -> tuple[Built, ...]:
@@ -110,7 +134,7 @@ def build_engines(config: NodeConfig, models: tuple[Model, ...], clock: Clock) -
 def build_engine(config: NodeConfig, model: Model, clock: Clock) -> Built:
     """Load the weights and make the engine."""
     grammars = _grammars(model)
-    make = _mock if config.engine == "mock" else _native
+    make = {"mock": _mock, "native": _native, "llamacpp": _llamacpp, "mlx": _mlx}[config.engine]
     engine = make(config, model, clock, grammars)
     info = engine.describe()
     if config.step_tokens is not None:
@@ -159,9 +183,7 @@ def _native(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) 
         dtype=config.dtype,
         lanes=model.lanes,
         window=model.window,
-        kv_blocks=_blocks_enough(model, config.gpu.block_tokens)
-        if model.is_second
-        else config.kv_blocks,
+        kv_blocks=_own_blocks(config, model),
         kv_memory_bytes=None if model.is_second else config.kv_memory_bytes,
         threads=config.threads,
         cache_dir=config.cache_dir,
@@ -177,6 +199,47 @@ def _native(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) 
 
         return build_parallel(model.files, options, config.gpu.ranks, clock, say)
     return build_torch_engine(model.files, options, clock, grammars=grammars, say=say)
+
+
+def _llamacpp(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) -> Engine:
+    from superfluid_core.engine.llamacpp.build import LlamaOptions, build_llama_engine
+
+    options = LlamaOptions(
+        device=config.device,
+        dtype=config.dtype,
+        lanes=model.lanes,
+        window=model.window,
+        kv_blocks=_own_blocks(config, model),
+        kv_memory_bytes=None if model.is_second else config.kv_memory_bytes,
+        block_tokens=config.gpu.block_tokens,
+        threads=config.threads,
+        step_tokens=config.step_tokens,
+    )
+    say = logging.getLogger(__name__).info
+    return build_llama_engine(model.files, options, clock, grammars, say)
+
+
+def _mlx(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) -> Engine:
+    from superfluid_core.engine.mlx.build import MlxOptions, build_mlx_engine
+
+    options = MlxOptions(
+        device=config.device,
+        dtype=config.dtype,
+        lanes=model.lanes,
+        window=model.window,
+        kv_blocks=_own_blocks(config, model),
+        kv_memory_bytes=None if model.is_second else config.kv_memory_bytes,
+        block_tokens=config.gpu.block_tokens,
+        step_tokens=config.step_tokens,
+    )
+    return build_mlx_engine(model.files, options, clock, grammars)
+
+
+def _own_blocks(config: NodeConfig, model: Model) -> int | None:
+    """KV blocks as told; the second model gets what its lanes can fill."""
+    if model.is_second:
+        return _blocks_enough(model, config.gpu.block_tokens)
+    return config.kv_blocks
 
 
 def _mock(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) -> Engine:

@@ -24,9 +24,10 @@ from superfluid_core.link.keys import load_keys
 from superfluid_core.link.pki import identity_in
 from superfluid_core.link.tls import Credentials, server_context
 from superfluid_core.logs import clean, setup_logging
-from superfluid_core.options import Setting, add_flags
+from superfluid_core.options import EPILOG, Setting, add_flags
 from superfluid_core.wire.schema import Role
 from superfluid_noded.build import Model, check_engine, find_models
+from superfluid_noded.check import report
 from superfluid_noded.config import (
     OPTIONS,
     NodeConfig,
@@ -35,6 +36,7 @@ from superfluid_noded.config import (
     settle_threads,
     surroundings,
 )
+from superfluid_noded.inspection import inspect
 from superfluid_noded.server import LoadError, NodeServer
 
 PROGRAM = "superfluid-noded"
@@ -42,10 +44,14 @@ EXIT_RUNTIME, EXIT_USAGE, EXIT_MODEL = 1, 2, 3
 MESSAGE_CHARS_MAX = 500
 
 
-@click.command(name=PROGRAM, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    name=PROGRAM, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(package_name="superfluid-fleet", prog_name=PROGRAM)
 @click.option("--config", "config_file", metavar="FILE", help="TOML file of these settings.")
-@click.option("--check", is_flag=True, help="Validate everything but the weights, then exit.")
+@click.option(
+    "--check", is_flag=True, help="Try out settings, model, device, key and addresses, then exit."
+)
 @click.option("--print-config", is_flag=True, help="Print merged settings and their sources.")
 @add_flags(OPTIONS)
 def command(config_file: str | None, check: bool, print_config: bool, **flags: Any) -> None:  # noqa: FBT001 - click passes by name
@@ -62,7 +68,7 @@ def command(config_file: str | None, check: bool, print_config: bool, **flags: A
     settle_threads()
     models = find_models(config)
     if check:
-        _print_check(config, models, keys)
+        report(config, models, keys, _say)
         return
     check_engine(config, models[0])
     asyncio.run(_run(config, models, keys))
@@ -119,28 +125,14 @@ def _print_settings(settings: Mapping[str, Setting]) -> None:
         click.echo(f"{name.replace('_', '-'):<{width}} = {shown}  ({setting.source})".rstrip())
 
 
-def _print_check(config: NodeConfig, models: tuple[Model, ...], keys: Credentials | None) -> None:
-    listen = ", ".join(format_address(host, port) for host, port in config.listen) or "off"
-    guard = "no key" if keys is None else f"key {keys.key_id}"
-    engine = check_engine(config, models[0])
-    for model in models:
-        click.echo(
-            f"model    {', '.join(model.names)} ({model.files.kind}, {model.files.config.family})"
-        )
-        click.echo(f"window   {model.window} tokens, {model.lanes} lanes")
-    click.echo(f"engine   {engine}")
-    click.echo(f"listen   {listen} as {config.identity} ({guard})")
-    for host, port in config.join:
-        click.echo(f"join     {format_address(host, port)}")
-    metrics = "off" if config.metrics is None else format_address(*config.metrics)
-    click.echo(f"metrics  {metrics}")
-    click.echo("ok")
-
-
 def run(arguments: list[str] | None = None) -> int:
-    """Run the command; returns the exit status."""
+    """Run the command, or the one that only looks at a model; returns the exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        command.main(arguments, prog_name=PROGRAM, standalone_mode=False)
+        if given[:1] == ["inspect"]:
+            inspect.main(given[1:], prog_name=f"{PROGRAM} inspect", standalone_mode=False)
+        else:
+            command.main(given, prog_name=PROGRAM, standalone_mode=False)
     except click.exceptions.Exit as exit_:
         return int(exit_.exit_code)
     except click.ClickException as error:

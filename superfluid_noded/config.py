@@ -22,6 +22,7 @@ from superfluid_core.link.pki import pki_files
 from superfluid_core.link.tls import PkiFiles
 from superfluid_core.logs import FORMATS, LEVELS
 from superfluid_core.options import Option, Setting, choice, integer, merge
+from superfluid_core.tracing.options import TRACE_OPTIONS, TraceSettings, trace_settings
 from superfluid_noded.scheduling import SCHEDULING_OPTIONS, Scheduling, parse_size, scheduling_of
 
 DEFAULT_FILE = "/etc/superfluid/noded.toml"
@@ -33,12 +34,7 @@ FIM_CONTEXT_MAX = 8192
 
 ATTENTION_BACKENDS = ("auto", "flashinfer", "varlen", "triton", "padded", "reference")
 ENGINES = ("native", "mock", "llamacpp", "mlx")
-_ABSENT_ENGINES = {
-    "llamacpp": "the llama.cpp engine is not part of this version; GGUF files run on --engine native "
-    "(pip install 'superfluid-fleet[node]')",
-    "mlx": "the MLX engine is not part of this version; use --engine native "
-    "(pip install 'superfluid-fleet[node]')",
-}
+_NATIVE_ONLY = ("gpu_memory_utilization", "attention_backend", "tensor_parallel", "cuda_graphs")
 _IDENTITY = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
 _BIG = 1 << 31
@@ -144,6 +140,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("metrics-token-file", "Bearer token that /metrics asks for; needed off loopback.", metavar="FILE"),
     Option("ready-file", "JSON file written when the node serves.", metavar="FILE"),
     Option("exit-with-parent", "End at once when stdin closes: for nodes that a head starts.", is_flag=True),
+    *TRACE_OPTIONS,
     Option("log-format", "How to log: text or json.", choice(*FORMATS), "text"),
     Option("log-level", f"Least level to log: {', '.join(LEVELS)}.", choice(*LEVELS), "info"),
     Option("mock-rates", "Speed of the mock engine; 0 is no limit.", parse_rates, Rates(), metavar="prefill=N,decode=N"),
@@ -238,6 +235,7 @@ class NodeConfig:
     log_level: str
     mock: MockConfig
     around: Surroundings
+    traces: TraceSettings | None = None
 
 
 def read_settings(flags: Mapping[str, Any], file: str | None) -> dict[str, Setting]:
@@ -275,15 +273,13 @@ def settle_triton(*, interpret: bool) -> None:
 def build_config(settings: Mapping[str, Setting], around: Surroundings) -> NodeConfig:
     """Judge the settings together. Raises ConfigError."""
     value = {name: setting.value for name, setting in settings.items()}
-    if value["engine"] in _ABSENT_ENGINES:
-        raise ConfigError(f"--engine {value['engine']}: {_ABSENT_ENGINES[value['engine']]}")
     if not value["model"]:
         raise ConfigError("--model is needed: a directory, a .gguf file, a hub id, or 'demo'")
     if value["record_content"] and not value["record"]:
         raise ConfigError("--record-content belongs to --record FILE")
     if value["kv_blocks"] is not None and value["kv_memory"] is not None:
         raise ConfigError("--kv-blocks and --kv-memory: give one of them")
-    _judge_mock(settings)
+    _judge_engine(settings)
     listen, join = _addresses(value)
     port = listen[0][1] if listen else LISTEN_PORT
     token = _read_token(value["metrics_token_file"])
@@ -336,6 +332,7 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> NodeC
         log_level=value["log_level"],
         mock=mock,
         around=around,
+        traces=trace_settings(value),
     )
 
 
@@ -395,15 +392,19 @@ def cache_dir(text: str | None) -> Path | None:
         return None
 
 
-def _judge_mock(settings: Mapping[str, Setting]) -> None:
-    if settings["engine"].value == "mock":
-        return
-    given = [
-        name for name, it in settings.items() if name.startswith("mock_") and it.source == "flag"
-    ]
-    if given:
-        flag = given[0].replace("_", "-")
-        raise ConfigError(f"--{flag} belongs to --engine mock")
+def _judge_engine(settings: Mapping[str, Setting]) -> None:
+    """Refuse flags that the chosen engine would not heed."""
+    engine = settings["engine"].value
+    for name, it in settings.items():
+        if it.source != "flag":
+            continue
+        flag = name.replace("_", "-")
+        if name.startswith("mock_") and engine != "mock":
+            raise ConfigError(f"--{flag} belongs to --engine mock")
+        if name in _NATIVE_ONLY and engine in ("llamacpp", "mlx"):
+            raise ConfigError(f"--{flag} belongs to --engine native")
+        if name == "threads" and engine == "mlx":
+            raise ConfigError("--threads: MLX chooses its threads itself")
 
 
 def _metrics_address(text: str | None, port: int, *, has_token: bool) -> tuple[str, int] | None:

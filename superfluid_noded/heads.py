@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from superfluid_core.clock import SECOND
@@ -16,7 +16,9 @@ from superfluid_core.errors import LocalProtocolError, RemoteProtocolError
 from superfluid_core.link.link import Link, LinkClosedError
 from superfluid_core.logs import log
 from superfluid_core.session import QosClass, SessionKey
+from superfluid_core.tracing.context import TraceContext
 from superfluid_core.wire.messages import Message
+from superfluid_core.wire.notes import Trace
 from superfluid_noded.sessions import Placement, SessionTable
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,10 @@ class Rate:
 
 @dataclass(slots=True, eq=False)
 class Head:
-    """One link to a head. `asks` are long answers that still have to leave, piece by piece."""
+    """One link to a head. `asks` are long answers that still have to leave, piece by piece. `wants_timing`: it knows TIMING.
+
+    `trace` is the last TRACE, for the OPEN that follows it.
+    """
 
     link: Link
     number: int
@@ -54,6 +59,8 @@ class Head:
     opens: Rate = field(default_factory=lambda: Rate(OPENS_PER_SECOND, OPENS_BURST))
     asks: deque[Iterable[Message]] = field(default_factory=deque)
     has_asks: asyncio.Event = field(default_factory=asyncio.Event)
+    wants_timing: bool = False
+    trace: Trace | None = None
 
     def ask(self, answer: Iterable[Message]) -> None:
         """Queue a long answer. Raises RemoteProtocolError when the head asks faster than it reads."""
@@ -65,7 +72,10 @@ class Head:
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """One live session. Times are monotonic nanoseconds, 0 while it has not happened; `outputs` counts delivered ids too."""
+    """One live session. Times are monotonic nanoseconds, 0 while it has not happened; `outputs` counts delivered ids too.
+
+    `delivered` is how many came with its OPEN; the steps are the engines' count when it got a lane and when its first token came.
+    """
 
     placement: Placement
     head: Head
@@ -79,6 +89,11 @@ class Live:
     done: int = 0
     total: int = 0
     cached: int = 0
+    delivered: int = 0
+    first_ns: int = 0
+    started_step: int = 0
+    first_step: int = 0
+    trace: TraceContext | None = None
 
     @property
     def run_key(self) -> SessionKey:
@@ -102,6 +117,7 @@ class Roster:
         self.heads: dict[int, Head] = {}
         self.live: dict[int, Live] = {}
         self._links_seen = 0
+        self.on_over: Callable[[Live, str], None] = lambda _live, _outcome: None
 
     def admit(self, link: Link, name: str) -> Head:
         """Take in a new link under a number of its own."""
@@ -110,11 +126,12 @@ class Roster:
         self.heads[head.number] = head
         return head
 
-    def forget(self, live: Live, *, purge: bool) -> bool:
-        """End a session here, once; with `purge` frames that still wait in its link are withdrawn."""
+    def forget(self, live: Live, outcome: str, *, purge: bool) -> bool:
+        """End a session here, once; with `purge` frames that still wait in its link are withdrawn. `outcome` is for traces."""
         if self.live.pop(live.placement.serial, None) is None:
             return False
         self.table.close(live.placement)
+        self.on_over(live, outcome)
         if purge:
             live.head.link.purge(live.number, live.epoch)
         return True

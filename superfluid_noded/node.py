@@ -18,6 +18,7 @@ from superfluid_core.link.setup import LinkSetup
 from superfluid_core.link.tls import Credentials, FleetKeys, PkiFiles
 from superfluid_core.scheduler.plan import Input, StepDone, TickDone, TickPlan
 from superfluid_core.scheduler.scheduler import Scheduler
+from superfluid_core.tracing.options import open_tracer
 from superfluid_noded.agent import Agent
 from superfluid_noded.answers import ModelCard, NodeCard
 from superfluid_noded.build import Built, scheduler_sizes
@@ -26,14 +27,16 @@ from superfluid_noded.embeds import EmbedDesk
 from superfluid_noded.gauges import LinkFigures
 from superfluid_noded.grammars import GrammarDesk
 from superfluid_noded.joiner import Joiner
-from superfluid_noded.metrics import NodeMetrics
+from superfluid_noded.metrics import FACTS, NodeMetrics
 from superfluid_noded.pins import Pins, pins_figures
 from superfluid_noded.prefix_reports import PrefixReports
 from superfluid_noded.psi import PressureWatch
 from superfluid_noded.recording import RecordedScheduler, RecordFile, Recordings, Sizes
 from superfluid_noded.service import Service
 from superfluid_noded.serving import Serving, steps, submit
+from superfluid_noded.spans import Traces
 from superfluid_noded.teller import Teller
+from superfluid_noded.web import HUNG
 
 HUNG_FACTOR = 4
 SALT_BYTES = 32
@@ -124,6 +127,7 @@ class Node:
         self.joiner = _joiner(config, self)
         self.service.on_farewell = self.joiner.farewell
         self.metrics.links.read = self._links
+        self.traces = _traces(config, self)
 
     def _links(self) -> LinkFigures:
         refusals = self.listener.refusals + self.joiner.refusals
@@ -175,7 +179,7 @@ class Node:
         is_hung = self.is_hung
         is_well = not is_hung and not self.agent.is_draining
         details = {
-            "status": "ok" if is_well else "draining" if self.agent.is_draining else "engine hung",
+            "status": "ok" if is_well else HUNG if is_hung else "draining",
             "identity": self.facts["identity"],
             "sessions": len(self.agent.roster.live),
             "links": len(self.agent.roster.heads),
@@ -187,7 +191,22 @@ class Node:
 def _card(config: NodeConfig, cards: tuple[ModelCard, ...], minted: bytes) -> NodeCard:
     rules = config.scheduling.rules
     shared, lanes = rules.prefix_shared, rules.tenant_lanes
-    return NodeCard(config.identity, secrets.token_hex(8), cards, shared, minted, lanes)
+    boot, has_traces = secrets.token_hex(8), config.traces is not None
+    return NodeCard(config.identity, boot, cards, shared, minted, lanes, has_traces)
+
+
+def _traces(config: NodeConfig, node: Node) -> Traces:
+    """Open the way to a collector, if there is one, and let the agent and the roster speak of sessions."""
+    facts = {"service.name": "superfluid-noded", "service.instance.id": config.identity}
+    tracer = open_tracer(
+        config.traces, {**facts, "superfluid.boot": node.facts["boot"]}, node.clock
+    )
+    traces = Traces(tracer, node.clock, lambda: node.steps)
+    node.agent.on_trace, node.agent.roster.on_over = traces.begin, traces.over
+    node.teller.steps = lambda: node.steps
+    if tracer is not None:
+        node.metrics.count_spans(tracer.counts)
+    return traces
 
 
 def _joiner(config: NodeConfig, node: Node) -> Joiner:
@@ -202,16 +221,11 @@ def _joiner(config: NodeConfig, node: Node) -> Joiner:
 
 def _facts(card: NodeCard) -> dict[str, str]:
     info = card.main.info
-    return {
-        "identity": card.identity,
-        "boot": card.boot,
-        "model": card.main.names[0],
-        "engine": info.engine_build,
-        "device": info.device,
-        "dtype": info.dtype,
-        "weights": info.weights_fingerprint,
-        "window": str(info.window),
-    }
+    values = (
+        *(card.identity, card.boot, card.main.names[0], info.engine_build, info.device),
+        *(info.dtype, info.weights_fingerprint, str(info.window)),
+    )
+    return dict(zip(FACTS, values, strict=True))
 
 
 def _scheduler(

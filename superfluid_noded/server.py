@@ -22,12 +22,13 @@ from superfluid_core.errors import EngineError, SuperfluidError
 from superfluid_core.link.addresses import format_address
 from superfluid_core.link.tls import Credentials
 from superfluid_core.logs import LoopErrors, log
-from superfluid_core.notify import READY, STOPPING, WATCHDOG, notify, status, watchdog_interval_ms
+from superfluid_core.progress import Meter
 from superfluid_noded.build import Built, Model, build_engines
 from superfluid_noded.config import NodeConfig
 from superfluid_noded.loading import Loading, watch_stdin
 from superfluid_noded.node import Node
 from superfluid_noded.recording import Recordings
+from superfluid_noded.supervisor import Supervisor
 from superfluid_noded.web import Web, bind, build_app
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class NodeServer:
         self._keys = keys
         self._clock = clock
         self._say = say
+        self._supervisor = Supervisor(config.around, clock)
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
 
@@ -72,7 +74,6 @@ class NodeServer:
             watch_stdin(self._on_orphaned)
         record = self._record()
         try:
-            self._notify(status(f"loading {self._config.model}"))
             built = await self._load()
             if built is not None:
                 await self._serve(built, record)
@@ -103,23 +104,24 @@ class NodeServer:
         self._stopping.set()
         self._forced.set()
 
-    def _notify(self, *states: str) -> None:
-        notify("\n".join(states), self._config.around.notify_socket)
-
     # --- start ------------------------------------------------------------------------------------
 
     async def _load(self) -> tuple[Built, ...] | None:
         """Make the engines in a thread; None when a signal came first."""
         began_ns = said_ns = self._clock.now_ns()
+        self._supervisor.loading(self._config.model)
         loading = Loading(lambda: build_engines(self._config, self._models, self._clock))
-        while not await loading.wait(LOADING_POLL_S):
-            if self._stopping.is_set():
-                return None
-            now_ns = self._clock.now_ns()
-            if now_ns - said_ns >= LOADING_LOG_MS * MS:
-                said_ns = now_ns
-                seconds = (now_ns - began_ns) // SECOND
-                log(logger, "info", "loading the model", model=self._config.model, seconds=seconds)
+        with Meter(f"loading {self._config.model}"):
+            while not await loading.wait(LOADING_POLL_S):
+                if self._stopping.is_set():
+                    return None
+                now_ns = self._clock.now_ns()
+                if now_ns - said_ns >= LOADING_LOG_MS * MS:
+                    said_ns = now_ns
+                    seconds = (now_ns - began_ns) // SECOND
+                    self._supervisor.loading(self._config.model)
+                    shown = {"model": self._config.model, "seconds": seconds}
+                    log(logger, "info", "loading the model", **shown)
         try:
             return loading.result()
         except EngineError as error:
@@ -142,7 +144,9 @@ class NodeServer:
                 group.create_task(node.service.tell_status()),
                 group.create_task(node.service.keep_time()),
                 group.create_task(node.prefixes.tell()),
-                group.create_task(self._feed_watchdog(node)),
+                group.create_task(
+                    self._supervisor.feed(lambda: node.is_hung, lambda: len(node.agent.roster.live))
+                ),
             ]
             if node.pressure is not None:
                 tasks.append(group.create_task(node.pressure.run()))
@@ -152,7 +156,6 @@ class NodeServer:
                 group.create_task(web.run())
             self._announce(node, listening, web_at)
             await self._stopping.wait()
-            self._notify(STOPPING, status("draining"))
             await self._drain(node)
             await node.joiner.close("the node stops")
             joining.cancel()
@@ -162,6 +165,7 @@ class NodeServer:
                 web.stop()
             for task in tasks:
                 task.cancel()
+        await node.traces.close()
 
     async def _listen(self, node: Node) -> list[tuple[str, int]]:
         bound: list[tuple[str, int]] = []
@@ -215,7 +219,7 @@ class NodeServer:
                 "models": names,
             }
             _write_whole(self._config.ready_file, json.dumps(facts) + "\n")
-        self._notify(READY, status(f"serving {', '.join(names)} on {where}"))
+        self._supervisor.ready(", ".join(names), where)
 
     # --- run and end ------------------------------------------------------------------------------
 
@@ -223,6 +227,7 @@ class NodeServer:
         """Let what runs finish within the grace, then end it."""
         agent = node.agent
         running = len(agent.roster.live)
+        self._supervisor.draining(running, self._config.drain_grace_ms)
         log(logger, "info", "draining", sessions=running, grace_ms=self._config.drain_grace_ms)
         agent.drain(self._config.drain_grace_ms, leaving=True)
         while agent.roster.live and not self._forced.is_set():
@@ -231,21 +236,6 @@ class NodeServer:
                     await self._forced.wait()
         agent.drain(0)
         agent.end_drained()
-
-    async def _feed_watchdog(self, node: Node) -> None:
-        """Tell the supervisor that we live: each engine idle, or with a step counter that moves."""
-        around = self._config.around
-        interval_ms = watchdog_interval_ms(around.watchdog_usec, around.watchdog_pid, os.getpid())
-        if interval_ms is None:
-            return
-        fed = [-1 for _ in node.loops]
-        while True:
-            if all(
-                not loop.is_busy or loop.steps != n for loop, n in zip(node.loops, fed, strict=True)
-            ):
-                fed = [loop.steps for loop in node.loops]
-                self._notify(WATCHDOG)
-            await asyncio.sleep(interval_ms / 1e3)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -8,7 +8,7 @@ sessions that are not in the roster any more (cancelled by a lost link, supersed
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from superfluid_core.clock import MS, SECOND, Clock
@@ -28,6 +28,7 @@ from superfluid_core.scheduler.plan import (
 )
 from superfluid_core.session import FinishReason
 from superfluid_core.wire.messages import CloseReason, Opened, ProgressReport, Refuse
+from superfluid_core.wire.notes import Timing
 from superfluid_noded.agent import Agent, Observer
 from superfluid_noded.heads import Live
 from superfluid_noded.outbound import Frames
@@ -35,6 +36,7 @@ from superfluid_noded.outbound import Frames
 logger = logging.getLogger(__name__)
 
 SILENCE_NS = 800 * MS
+US = 1_000
 _OfSession = Accepted | Progress | Emit | Finish | Reject
 
 
@@ -59,6 +61,7 @@ class Teller:
         self._wire = WireLimits()
         self._now_ns = 0
         self._completed: dict[str, int] = {}
+        self.steps: Callable[[], int] = lambda: 0
 
     def tell(self, effects: list[Effect]) -> None:
         """Queue everything that one list of effects means, per link."""
@@ -88,7 +91,7 @@ class Teller:
         for start in plan.starts:
             live = self._roster.live.get(start.spec.key.session)
             if live is not None and live.started_ns == 0:
-                live.started_ns = now_ns
+                live.started_ns, live.started_step = now_ns, self.steps()
                 self._observer.queue_waited(live.qos, (now_ns - live.submitted_ns) / SECOND)
 
     def silent(self) -> list[Live]:
@@ -129,7 +132,7 @@ class Teller:
         match effect:
             case Emit():
                 live.outputs = effect.index + 1
-                self._observe_token(live)
+                self._observe_token(live, frames)
                 frames.emit(live.number, live.epoch, effect)
             case Accepted():
                 live.cached = effect.cached_tokens
@@ -153,17 +156,27 @@ class Teller:
         report = ProgressReport(live.number, live.epoch, effect.done, effect.total, effect.cached)
         frames.add(report)
 
-    def _observe_token(self, live: Live) -> None:
+    def _observe_token(self, live: Live, frames: Frames) -> None:
         now_ns = self._now_ns
         if live.emitted_ns == 0:
+            self._note_first(live, frames)
             self._observer.first_token(live.qos, (now_ns - live.submitted_ns) / SECOND)
         else:
             self._observer.next_token(live.qos, (now_ns - live.emitted_ns) / SECOND)
         live.emitted_ns = live.reported_ns = now_ns
         self._completed[live.tenant] = self._completed.get(live.tenant, 0) + 1
 
+    def _note_first(self, live: Live, frames: Frames) -> None:
+        """Tell how long it took, before the first token leaves."""
+        live.first_ns, live.first_step = self._now_ns, self.steps()
+        if live.head.wants_timing:
+            lane_ns = live.started_ns or live.submitted_ns
+            queued_us = max(0, lane_ns - live.submitted_ns) // US
+            prefill_us = max(0, live.first_ns - lane_ns) // US
+            frames.add(Timing(live.number, live.epoch, queued_us, prefill_us))
+
     def _finish(self, live: Live, effect: Finish, frames: Frames) -> None:
-        self._roster.forget(live, purge=False)
+        self._roster.forget(live, effect.reason.value, purge=False)
         self._observer.ended(effect.reason.value)
         frames.finish(live.number, live.epoch, live.outputs, effect)
         if effect.reason is FinishReason.ERROR:
@@ -172,7 +185,7 @@ class Teller:
         self._agent.on_change()
 
     def _reject(self, live: Live, effect: Reject, frames: Frames) -> None:
-        self._roster.forget(live, purge=False)
+        self._roster.forget(live, effect.code.value, purge=False)
         self._observer.refused(effect.code)
         refuse = Refuse(
             effect.code,

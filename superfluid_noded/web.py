@@ -1,7 +1,7 @@
-"""The node's small HTTP side: /metrics, /scheduler/stats and /healthz, for operators and monitoring.
+"""The node's small HTTP side: /metrics, /scheduler/stats and /healthz, for operators and monitoring, /livez and /readyz for probes.
 
 On loopback without a token (then only for loopback `Host`s, so that no web page can read it through a name of its own),
-elsewhere with a bearer token. It runs on the node's own loop, on its own socket, and leaves signals alone.
+elsewhere with a bearer token. Probes bring none and learn one word. It runs on the node's own loop, on its own socket, and leaves signals alone.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ from superfluid_noded.metrics import CONTENT_TYPE
 CONNECTIONS_MAX = 64
 BACKLOG = 64
 KEEP_ALIVE_S = 15
+HUNG = "engine hung"
+"""What `health` calls a node that a restart would help; one that drains is alive."""
 
 Figures = Callable[[], dict[str, Any]]
+Health = Callable[[], tuple[bool, dict[str, Any]]]
 
 
 class _Server(uvicorn.Server):
@@ -36,10 +39,23 @@ class _Server(uvicorn.Server):
         yield
 
 
+def _probes(health: Health) -> list[Route]:
+    async def livez(_: Request) -> Response:
+        details = health()[1]
+        is_alive = details["status"] != HUNG
+        return JSONResponse({"status": "ok" if is_alive else HUNG}, 200 if is_alive else 503)
+
+    async def readyz(_: Request) -> Response:
+        is_well, details = health()
+        return JSONResponse({"status": details["status"]}, 200 if is_well else 503)
+
+    return [Route("/livez", livez), Route("/readyz", readyz)]
+
+
 def build_app(
     expose: Callable[[], bytes],
     figures: Figures,
-    health: Callable[[], tuple[bool, dict[str, Any]]],
+    health: Health,
     token: bytes | None,
 ) -> Starlette:
     """Make the app; `health` says whether the node would serve, and why."""
@@ -71,6 +87,7 @@ def build_app(
 
     return Starlette(
         routes=[
+            *_probes(health),
             Route("/metrics", metrics),
             Route("/scheduler/stats", stats),
             Route("/healthz", healthz),

@@ -67,6 +67,11 @@ class EmbeddingLine:
         self._waiting: deque[Embedding] = deque()
         self._running: Embedding | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """The engine thread has a pass."""
+        return self._running is not None
+
     def add(self, text: Embedding) -> bool:
         """Take a text; False when the line is full."""
         if len(self._waiting) >= EMBEDDINGS_MAX:

@@ -90,8 +90,8 @@ class EngineLoop:
 
     @property
     def is_busy(self) -> bool:
-        """A plan is in flight: the step counter is expected to move."""
-        return self._tick_in_flight is not None
+        """A plan or a pass of a text is in flight: the step counter is expected to move."""
+        return self._tick_in_flight is not None or self._embeddings.is_running
 
     def predicted_step_ms(self) -> int:
         """Return the expected duration of the step that runs now, rounded up."""
@@ -163,6 +163,7 @@ class EngineLoop:
         plan = self._scheduler.plan(began_ns)
         if plan is None:
             return
+        self._begin_step(began_ns)
         self._tick_in_flight = plan.tick
         self._interrupt.clear()
         self._plans.put(plan)
@@ -171,9 +172,16 @@ class EngineLoop:
 
     def _embed(self) -> None:
         """Put the next turn of a text behind the plan that was just made, if the engine thread has none."""
+        was_busy = self.is_busy
         text = None if self._is_stopping else self._embeddings.next()
         if text is not None:
+            if not was_busy:
+                self._begin_step(self._clock.now_ns())
             self._plans.put(text)
+
+    def _begin_step(self, now_ns: int) -> None:
+        """Count the time from here: the engine thread takes a moment to take its work, and idled before."""
+        self.step_started_ns = now_ns
 
     async def _changed(self) -> None:
         """Sleep until something came in; while sessions live, no longer than `TIME_MS`."""

@@ -9,9 +9,9 @@ neither frames nor whose fault a BreachError is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 from superfluid_core.session import FinishReason, Grammar, GrammarKind, TokenLogprobs
 from superfluid_core.wire.kinds import (
@@ -26,7 +26,7 @@ from superfluid_core.wire.kinds import (
     UInt,
 )
 from superfluid_core.wire.messages import TokenRow
-from superfluid_core.wire.packed import pack_f64, pack_u32, unpack_f64, unpack_u32
+from superfluid_core.wire.packed import judge_f64, pack_f64, pack_u32, unpack_f64, unpack_u32
 
 HASH_BYTES = 16
 LOGPROB_MIN = -9999.0
@@ -150,18 +150,68 @@ def pack_logprobs(rows: Sequence[TokenLogprobs], tops_max: int) -> tuple[bytes, 
 
 def unpack_logprobs(counts: bytes, blob: Cursor, tops_max: int) -> tuple[TokenLogprobs, ...]:
     """Reverse pack_logprobs."""
+    return tuple(take_logprobs(counts, blob, tops_max))
+
+
+def take_logprobs(counts: bytes, blob: Cursor, tops_max: int) -> PackedLogprobs:
+    """Judge what pack_logprobs packed and leave it packed: a reader that is slow keeps it for long."""
     if counts and max(counts) > tops_max:
         raise BreachError(f"has more than {tops_max} log-probabilities for an id")
-    logprobs = unpack_f64(blob.take(8 * len(counts)))
     total = sum(counts)
-    ids = unpack_u32(blob.take(4 * total))
-    floats = unpack_f64(blob.take(8 * total))
-    tops = tuple(zip(ids, floats, strict=True))
-    rows, start = [], 0
-    for logprob, count in zip(logprobs, counts, strict=True):
-        rows.append(TokenLogprobs(logprob, tops[start : start + count]))
-        start += count
-    return tuple(rows)
+    data = bytes(blob.take(8 * len(counts) + 12 * total))
+    ids_at = 8 * len(counts)
+    judge_f64(data[:ids_at])
+    judge_f64(data[ids_at + 4 * total :])
+    return PackedLogprobs(counts, data)
+
+
+class PackedLogprobs(Sequence[TokenLogprobs]):
+    """Log-probabilities as they came: twelve bytes each instead of a hundred, and objects only while somebody looks."""
+
+    __slots__ = ("_counts", "_data")
+
+    def __init__(self, counts: bytes, data: bytes) -> None:
+        self._counts = counts
+        self._data = data
+
+    def _rows(self) -> tuple[TokenLogprobs, ...]:
+        counts, data = self._counts, self._data
+        ids_at, total = 8 * len(counts), sum(counts)
+        floats_at = ids_at + 4 * total
+        tops = tuple(
+            zip(unpack_u32(data[ids_at:floats_at]), unpack_f64(data[floats_at:]), strict=True)
+        )
+        rows, start = [], 0
+        for logprob, count in zip(unpack_f64(data[:ids_at]), counts, strict=True):
+            rows.append(TokenLogprobs(logprob, tops[start : start + count]))
+            start += count
+        return tuple(rows)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenLogprobs: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[TokenLogprobs, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> TokenLogprobs | tuple[TokenLogprobs, ...]:
+        return self._rows()[index]
+
+    def __iter__(self) -> Iterator[TokenLogprobs]:
+        return iter(self._rows())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PackedLogprobs):
+            return (self._counts, self._data) == (other._counts, other._data)
+        return self._rows() == other
+
+    def __hash__(self) -> int:
+        return hash(self._rows())
+
+    def __repr__(self) -> str:
+        return repr(self._rows())
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +241,23 @@ _ROW: tuple[Kind, ...] = (
 _ROW_KIND = Row(_ROW)
 
 
+_PLAIN_END = [None, None, None]
+
+
+def _is_plain(mark: Any) -> bool:
+    """Whether a mark is one of nothing but ids, as nearly all are: what _ROW_KIND says of those, in one look."""
+    return (
+        type(mark) is list
+        and len(mark) == 7
+        and mark[4:] == _PLAIN_END
+        and type(mark[0]) is type(mark[1]) is type(mark[2]) is type(mark[3]) is int
+        and 0 < mark[0] <= U64_MAX
+        and 0 <= mark[1] <= U32_MAX
+        and 0 <= mark[2] <= U32_MAX
+        and 0 <= mark[3] <= U32_MAX
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class TokenRows:
     """Rows of TOKENS; the mark is an array of [session, epoch, first, count, finish, stop id, tops or nil]."""
@@ -204,13 +271,15 @@ class TokenRows:
         return tuple([self._read_row(item, blob) for item in mark])
 
     def _read_row(self, mark: Any, blob: Cursor) -> TokenRow:
+        if _is_plain(mark):
+            return TokenRow(mark[0], mark[1], mark[2], unpack_u32(blob.take(4 * mark[3])))
         session, epoch, first, count, finish, stop_id, tops = _ROW_KIND.read(mark)
         ids = unpack_u32(blob.take(4 * count))
-        logprobs: tuple[TokenLogprobs, ...] = ()
+        logprobs: Sequence[TokenLogprobs] = ()
         if tops is not None:
             if len(tops) != count:
                 raise BreachError("has log-probabilities for other than its ids")
-            logprobs = unpack_logprobs(tops, blob, self.tops_max)
+            logprobs = take_logprobs(tops, blob, self.tops_max)
         return TokenRow(session, epoch, first, ids, finish, stop_id, logprobs)
 
     def write(self, value: Any) -> tuple[list[Any], bytes]:

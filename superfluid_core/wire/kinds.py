@@ -22,6 +22,7 @@ FEATURE = re.compile(r"[a-z0-9._-]{1,64}")
 HEX_DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 WORD = re.compile(r"[a-z0-9_-]{1,32}")
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class BreachError(ValueError):

@@ -7,6 +7,7 @@ Token ids are tuples of ints here and packed little-endian u32 on the wire. Rang
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -19,6 +20,7 @@ from superfluid_core.session import (
     SamplingParams,
     TokenLogprobs,
 )
+from superfluid_core.wire.notes import Note
 
 MINOR = 0
 
@@ -135,7 +137,7 @@ class ProgressReport:
     cached: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class TokenRow:
     """One session's part of a TOKENS frame; `first` is the output index of `ids[0]`.
 
@@ -149,7 +151,7 @@ class TokenRow:
     ids: tuple[int, ...]
     finish: FinishReason | None = None
     stop_id: int | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,4 +446,5 @@ Message = (
     | DrainOrder
     | Goaway
     | LinkError
+    | Note
 )

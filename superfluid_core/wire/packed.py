@@ -27,6 +27,8 @@ def pack_u32(ids: Any) -> bytes:
 
 
 def unpack_u32(data: bytes | memoryview) -> tuple[int, ...]:
+    if len(data) == 4:
+        return (int.from_bytes(data, "little"),)
     packed = array("I")
     packed.frombytes(data)
     if sys.byteorder == "big":
@@ -49,13 +51,18 @@ def pack_f64(values: Any) -> bytes:
 
 def unpack_f64(data: bytes | memoryview) -> tuple[float, ...]:
     """Reverse pack_f64. Raises BreachError."""
+    return tuple(judge_f64(data))
+
+
+def judge_f64(data: bytes | memoryview) -> array[float]:
+    """Do the same, without an object for each. Raises BreachError."""
     packed = array("d")
     packed.frombytes(data)
     if sys.byteorder == "big":
         packed.byteswap()
     if not all(map(math.isfinite, packed)):
         raise BreachError("holds a float that is not finite")
-    return tuple(packed)
+    return packed
 
 
 assert array("I").itemsize == 4

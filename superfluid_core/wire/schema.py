@@ -18,6 +18,7 @@ from superfluid_core.limits import WireLimits
 from superfluid_core.session import Determinism, QosClass, SamplingParams
 from superfluid_core.wire import kinds as k
 from superfluid_core.wire import messages as m
+from superfluid_core.wire import notes as n
 from superfluid_core.wire.columns import (
     Column,
     Data,
@@ -329,8 +330,18 @@ def _bulk(limits: WireLimits) -> list[Spec]:
     ]
 
 
+def _notes() -> list[Spec]:
+    """List what a peer may not know: it skips these."""
+    trace: Mapping[str, k.Kind] = {**_EPOCH, "context": k.Text(55, k.TRACEPARENT, 55)}
+    timing: Mapping[str, k.Kind] = {**_EPOCH, "queued_us": _U64, "prefill_us": _U64}
+    return [
+        Spec(0x90, n.Trace, _HEAD, trace, has_session=True),
+        Spec(0x91, n.Timing, _NODE, timing, has_session=True),
+    ]
+
+
 @lru_cache(maxsize=16)
 def schema(limits: WireLimits) -> Schema:
     """Build the table under these limits."""
-    specs = [*_handshake(limits), _open(limits), *_sessions(limits), *_bulk(limits)]
+    specs = [*_handshake(limits), _open(limits), *_sessions(limits), *_bulk(limits), *_notes()]
     return Schema({spec.number: spec for spec in specs}, {spec.shape: spec for spec in specs})

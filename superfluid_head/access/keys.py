@@ -12,7 +12,7 @@ import hmac
 import stat
 from collections.abc import Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from superfluid_core.errors import ConfigError
@@ -47,8 +47,21 @@ class Principal:
         """It has a key of its own."""
         return self.name != ANONYMOUS_NAME
 
+    def shared_by(self, heads: int) -> Principal:
+        """Return what it may at one of `heads` heads: its share of every rate, at least one."""
+        return replace(
+            self,
+            rate_limit_rpm=share_of(self.rate_limit_rpm, heads),
+            tokens_per_minute=share_of(self.tokens_per_minute, heads),
+        )
+
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
+
+
+def share_of(rate: int, heads: int) -> int:
+    """Divide a rate, rounded up: 0 is none and stays so."""
+    return -(-rate // heads)
 
 
 ANONYMOUS_NAME = "anonymous"
@@ -93,6 +106,11 @@ class KeyRing:
         """Hold the keys of `other` from now on. It must hold some if this one does: a lock is never taken away."""
         assert self.is_empty or not other.is_empty, "keys were replaced by none"
         self._digests = other._digests
+
+    def shared_by(self, heads: int) -> KeyRing:
+        """Return the ring of one of `heads` heads, which has its share of every rate."""
+        shares = [(digest, principal.shared_by(heads)) for digest, principal in self._digests]
+        return KeyRing(digests=shares)
 
     def find(self, secret: bytes) -> Principal | None:
         """Return the principal of a key; looks at every key, whichever matches."""

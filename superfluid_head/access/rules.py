@@ -24,6 +24,7 @@ from superfluid_head.access.keys import (
     check_key,
     digest_of,
     read_key_file,
+    share_of,
 )
 from superfluid_head.access.origins import parse_origin
 from superfluid_head.access.policy import read_policy
@@ -48,11 +49,12 @@ ACCESS_OPTIONS: tuple[Option, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class KeySources:
-    """Where keys come from; all of it can be read again. `secret` is what the environment or the settings gave."""
+    """Where keys come from; all of it can be read again. `secret` is what the environment or the settings gave, `heads` how many share rates."""
 
     secret: str | None = field(default=None, repr=False)
     file: Path | None = None
     policy: Path | None = None
+    heads: int = 1
 
     @property
     def can_change(self) -> bool:
@@ -71,7 +73,8 @@ class KeySources:
             raise ConfigError(f"more than {KEYS_MAX} API keys")
         if secret is not None:
             self._judge_global(digest_of(secret.encode()), [(k.digest, k.principal) for k in named])
-        return KeyRing(own, [(key.digest, key.principal) for key in named])
+        ring = KeyRing(own, [(key.digest, key.principal) for key in named])
+        return ring if self.heads == 1 else ring.shared_by(self.heads)
 
     def _judge_global(self, digest: bytes, named: list[tuple[bytes, Principal]]) -> None:
         for other, principal in named:
@@ -106,12 +109,15 @@ def build_access(value: Mapping[str, Any]) -> AccessRules:
     if bool(certificate) != bool(key):
         raise ConfigError("--tls-cert and --tls-key go together")
     return AccessRules(
-        rate_limit_rpm=value["rate_limit"],
+        rate_limit_rpm=share_of(value["rate_limit"], value["workers"]),
         proxies=tuple(value["trusted_proxy"] or ()),
         conns_per_address=value["conns_per_address"],
         origins=tuple(value["cors_origin"] or ()),
         certificate=Certificate(Path(certificate), Path(key)) if certificate else None,
         sources=KeySources(
-            secret or None, Path(file) if file else None, Path(policy) if policy else None
+            secret or None,
+            Path(file) if file else None,
+            Path(policy) if policy else None,
+            heads=value["workers"],
         ),
     )

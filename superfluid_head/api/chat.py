@@ -24,11 +24,17 @@ from superfluid_head.api.legacy import NAMES, modern
 from superfluid_head.api.logprobs import content_entries
 from superfluid_head.api.message import MessageBuilder, Wording
 from superfluid_head.api.prepare import prepare_talk
-from superfluid_head.api.run import Prepared, Run, channels_of, judge_caller
+from superfluid_head.api.run import Prepared, Run, ShortWay, channels_of, judge_caller
 from superfluid_head.api.sampling import judge_chat
 from superfluid_head.api.schemas.chat import ChatRequest
 from superfluid_head.api.schemas.common import read_model
-from superfluid_head.api.sse import EventStream, StreamingReply, event, while_connected
+from superfluid_head.api.sse import (
+    EventStream,
+    StreamingReply,
+    TextTemplate,
+    event,
+    while_connected,
+)
 from superfluid_head.api.state import Head
 from superfluid_head.text.channel import Channel
 from superfluid_head.text.speech import Speech
@@ -80,6 +86,9 @@ class _Run(Run):
         self._usage_wanted = options is not None and options.include_usage
         self._usage_always = options is not None and options.continuous_usage_stats
         self._are_roles_sent = False
+        has_more = body.logprobs or body.return_token_ids or self._usage_always
+        self._is_plain = not has_more
+        self._templates: dict[int, TextTemplate] = {}
 
     def _channels(self) -> list[Channel]:
         keeps = self._body.logprobs
@@ -139,18 +148,14 @@ class _Run(Run):
             self.note(happened)
             if not self._are_roles_sent:
                 self._are_roles_sent = True
-                for choice in range(self._body.n):
-                    first = {"role": "assistant", "content": ""}
-                    await stream.put(self._chunk(choice, first, shared=self._prompt_ids()))
+                first, shared = {"role": "assistant", "content": ""}, self._prompt_ids()
+                roles = [self._chunk(n, first, shared=shared) for n in range(self._body.n)]
+                await stream.put(b"".join(roles))
             match happened:
                 case Text():
-                    extra: dict[str, Any] = self._token_ids(happened.ids)
-                    if self._body.logprobs:
-                        entries = {"content": self._logprobs(happened), "refusal": None}
-                        extra["logprobs"] = entries
-                    delta = self._wording.delta(happened.delta)
-                    if delta or extra:
-                        await stream.put(self._chunk(happened.choice, delta, extra))
+                    data = self._told(happened)
+                    if data:
+                        await stream.put(data)
                 case Ended():
                     extra = self._token_ids(happened.ids)
                     extra["finish_reason"] = self._wording.finish(happened.finish)
@@ -159,10 +164,27 @@ class _Run(Run):
                 case Started():
                     pass
 
-        await self.follow(self._channels(), emit)
+        way = ShortWay(stream, self.note, self._told)
+        await self.follow(self._channels(), emit, way)
         if self._usage_wanted:
             usage = self.usage()
             await stream.put(event({**self._envelope(), "choices": [], "usage": usage}))
+
+    def _told(self, happened: Text) -> bytes:
+        """Make the chunk of some text; nothing for what is not told."""
+        delta = happened.delta
+        if self._is_plain and delta.text and delta.call is None and not delta.reasoning:
+            template = self._templates.get(happened.choice)
+            if template is None:
+                choice = happened.choice
+                template = TextTemplate(lambda text: self._chunk(choice, {"content": text}))
+                self._templates[choice] = template
+            return template.event(delta.text)
+        extra: dict[str, Any] = self._token_ids(happened.ids)
+        if self._body.logprobs:
+            extra["logprobs"] = {"content": self._logprobs(happened), "refusal": None}
+        members = self._wording.delta(delta)
+        return self._chunk(happened.choice, members, extra) if members or extra else b""
 
     def _envelope(self) -> dict[str, Any]:
         return {

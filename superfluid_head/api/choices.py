@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from superfluid_core.clock import SECOND, Clock
 from superfluid_core.errors import ErrorCode, GenerationError, SuperfluidError
@@ -33,7 +34,7 @@ class Started:
     choice: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Text:
     """Some text of a choice; `count` ids were sampled for it so far, `ids` are those since the last event of the choice."""
 
@@ -56,10 +57,19 @@ class Ended:
     moves: int
     ids: tuple[int, ...] = ()
     reasoning: int = 0
+    queued_ms: int = 0
 
 
 ChoiceEvent = Started | Text | Ended
 Emit = Callable[[ChoiceEvent], Awaitable[None]]
+
+
+class Teller(Protocol):
+    """The short way for text, without a task between the link and the reader. `tell` is only called right after `is_ready`."""
+
+    def is_ready(self) -> bool: ...
+
+    def tell(self, text: Text) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,7 @@ class Stage:
     clock: Clock
     on_door: Callable[[int, GenerationDoor], None] = lambda _choice, _door: None
     on_gone: Callable[[int], None] = lambda _choice: None
+    teller: Teller | None = None
 
 
 async def run_choices(
@@ -103,12 +114,14 @@ class _Choice:
         self._channel = channel
         self._emit = emit
         self._has_started = False
-        self._is_placed = False
         self._last_ns = stage.clock.now_ns()
         self._began_ns = self._last_ns
         self._unsent: list[int] = []
         self._sent = 0
         self._logprobs_asked = request.sampling.logprobs is not None
+        self._door: GenerationDoor | None = None
+        self._teller = stage.teller
+        self._meter = stage.metrics.meter(request.model, request.qos)
 
     async def run(self) -> None:
         try:
@@ -122,7 +135,7 @@ class _Choice:
 
     def _record(self, finish: str) -> None:
         elapsed_s = (self._stage.clock.now_ns() - self._began_ns) / SECOND
-        self._stage.metrics.generation_done(self._request.model, finish, elapsed_s)
+        self._meter.ended(finish, elapsed_s)
 
     async def _follow(self) -> None:
         async with self._stage.fleet.generate(self._request) as generation:
@@ -136,72 +149,109 @@ class _Choice:
 
     async def _hear(self, generation: GenerationDoor) -> bool:
         """Pass on events; True when the end came."""
+        self._door = generation
+        if self._teller is not None:
+            generation.offer(self._is_told)
         async for event in generation:
             match event:
                 case TokensEvent():
-                    await self._on_tokens(event, generation)
+                    await self._on_tokens(event)
                 case ProgressEvent():
-                    await self._start(generation)
+                    await self._start()
                 case MovedEvent():
                     self._stage.metrics.moved(event.reason)
-                    self._is_placed = False
+                    self._stage.metrics.vitals.moved(self._stage.clock.now_ns())
                 case EndEvent():
-                    await self._on_end(event, generation)
+                    await self._on_end(event)
                     return True
         return False
 
-    async def _start(self, generation: GenerationDoor) -> None:
-        if not self._is_placed and generation.node is not None:
-            self._is_placed = True
-            self._stage.metrics.placed(generation.node)
+    async def _start(self) -> None:
         if not self._has_started:
             self._has_started = True
             await self._emit(Started(self._index))
 
-    async def _on_tokens(self, event: TokensEvent, generation: GenerationDoor) -> None:
-        self._measure()
-        await self._start(generation)
-        if self._channel.stop is not None:
-            return
+    async def _on_tokens(self, event: TokensEvent) -> None:
+        self._measure(len(event.ids))
+        await self._start()
+        if self._channel.stop is None:
+            for text in self._read(event):
+                await self._emit(text)
+
+    def _is_told(self, event: TokensEvent) -> bool:
+        """Take ids the short way, if nothing is in it."""
+        teller = self._teller
+        if teller is None or not self._has_started or self._channel.stop is not None:
+            return False
+        if not teller.is_ready():
+            return False
+        self._measure(len(event.ids))
+        for text in self._read(event):
+            teller.tell(text)
+        return True
+
+    def _read(self, event: TokensEvent) -> list[Text]:
+        """Turn ids into text, and end the generation where a stop string does."""
         self._unsent += event.ids
-        deltas = self._channel.push(event.ids, event.logprobs if self._logprobs_asked else None)
-        stop = self._stop()
-        if stop is not None:
-            generation.stop(stop.count)
-        await self._send(deltas)
+        deltas = self._push(event)
+        stop = self._channel.stop
+        if stop is not None and self._door is not None:
+            self._door.stop(stop.count)
+        return self._texts(deltas)
+
+    def _push(self, event: TokensEvent) -> Sequence[Delta]:
+        """Turn ids into deltas; now and then it is timed."""
+        logprobs = event.logprobs if self._logprobs_asked else None
+        if not self._meter.is_due():
+            return self._channel.push(event.ids, logprobs)
+        clock = self._stage.clock
+        began_ns = clock.now_ns()
+        deltas = self._channel.push(event.ids, logprobs)
+        self._meter.detokenized((clock.now_ns() - began_ns) / SECOND)
+        return deltas
 
     def _stop(self) -> Delta | None:
         """Return the delta in which a stop string ended the output."""
         return self._channel.stop
 
-    async def _send(self, deltas: Sequence[Delta]) -> None:
+    def _texts(self, deltas: Sequence[Delta]) -> list[Text]:
         channel = self._channel
-        for delta in deltas:
-            if delta.text or delta.tokens or delta.reasoning or delta.call is not None:
-                stop = self._stop()
-                count = channel.count if stop is None else stop.count
-                thoughts = channel.reasoning_count
-                await self._emit(Text(self._index, delta, count, self._ids(count), thoughts))
+        stop = channel.stop
+        count = channel.count if stop is None else stop.count
+        return [
+            Text(self._index, delta, count, self._ids(count), channel.reasoning_count)
+            for delta in deltas
+            if delta.text or delta.tokens or delta.reasoning or delta.call is not None
+        ]
 
     def _ids(self, count: int) -> tuple[int, ...]:
         """Take the ids up to `count` that no event has told yet."""
-        some = tuple(self._unsent[: count - self._sent])
-        del self._unsent[: len(some)]
+        some = tuple(self._unsent)
+        if len(some) == count - self._sent:
+            self._unsent.clear()
+        else:
+            some = some[: max(0, count - self._sent)]
+            del self._unsent[: len(some)]
         self._sent += len(some)
         return some
 
-    def _measure(self) -> None:
-        now_ns = self._stage.clock.now_ns()
+    def _measure(self, count: int) -> None:
+        vitals, now_ns = self._stage.metrics.vitals, self._stage.clock.now_ns()
         elapsed_s = (now_ns - self._last_ns) / SECOND
+        node = None if self._door is None else self._door.node
         if self._last_ns == self._began_ns:
-            self._stage.metrics.first_token(self._request.model, elapsed_s)
+            self._meter.first_token(elapsed_s)
+            vitals.first_token(now_ns, elapsed_s)
+            vitals.tokens(now_ns, node, count)
         else:
-            self._stage.metrics.next_tokens(self._request.model, elapsed_s)
+            self._meter.next_tokens(elapsed_s)
+            vitals.delivered(now_ns, elapsed_s, node, count)
         self._last_ns = now_ns
 
-    async def _on_end(self, event: EndEvent, generation: GenerationDoor) -> None:
-        await self._start(generation)
-        await self._send(self._channel.finish())
+    async def _on_end(self, event: EndEvent) -> None:
+        await self._start()
+        for text in self._texts(self._channel.finish()):
+            await self._emit(text)
         ended = self._ended(event)
         self._record(ended.finish)
         await self._emit(ended)
@@ -225,7 +275,8 @@ class _Choice:
             finish = "tool_calls"
         thoughts = self._channel.reasoning_count
         ids = self._ids(count)
-        return Ended(self._index, finish, reason, count, event.cached, event.moves, ids, thoughts)
+        told = (event.cached, event.moves, ids, thoughts, event.queued_ms)
+        return Ended(self._index, finish, reason, count, *told)
 
 
 def _unfinished(reason: FinishReason) -> GenerationError:

@@ -19,13 +19,14 @@ from starlette.responses import Response
 
 from superfluid_core.session import QosClass
 from superfluid_head.api.body import read_as
-from superfluid_head.api.choices import ChoiceEvent, Ended, Started, Text
+from superfluid_head.api.choices import ChoiceEvent, Emit, Ended, Started, Text
 from superfluid_head.api.logprobs import LegacyLogprobs
 from superfluid_head.api.prompts import Prompt, encode_prompts, judge_completion, judge_fim
 from superfluid_head.api.run import (
     Caller,
     Prepared,
     Run,
+    ShortWay,
     channels_of,
     judge_caller,
     template_of,
@@ -39,7 +40,13 @@ from superfluid_head.api.sampling import (
 from superfluid_head.api.schemas.common import read_model
 from superfluid_head.api.schemas.completions import CompletionRequest, Ids
 from superfluid_head.api.scores import PromptScores
-from superfluid_head.api.sse import EventStream, StreamingReply, event, while_connected
+from superfluid_head.api.sse import (
+    EventStream,
+    StreamingReply,
+    TextTemplate,
+    event,
+    while_connected,
+)
 from superfluid_head.api.state import Head
 from superfluid_head.text.chat import output_budget
 
@@ -174,6 +181,7 @@ class _Run(Run):
         self._usage_wanted = options is not None and options.include_usage
         self._usage_always = options is not None and options.continuous_usage_stats
         self._is_begun = False
+        self._templates: dict[int, TextTemplate] = {}
 
     def _fresh(self, prompt: Prompt) -> _Answer:
         body = self._body
@@ -223,15 +231,13 @@ class _Run(Run):
             await self._begin(stream)
             match happened:
                 case Text():
-                    extra = {"logprobs": self._lists(happened) or None}
-                    extra |= self._token_ids(happened.ids)
-                    await stream.put(self._chunk(happened.choice, happened.delta.text, extra))
+                    await stream.put(self._told(happened))
                 case Ended():
                     await stream.put(self._last(happened.choice, happened))
                 case Started():
                     pass
 
-        await self._follow(emit)
+        await self._follow(emit, ShortWay(stream, self.note, self._told))
         if not self.prepared.requests:
             await self._begin(stream)
             for choice in range(len(self._answers)):
@@ -239,10 +245,11 @@ class _Run(Run):
         if self._usage_wanted:
             await stream.put(event({**self._envelope(), "choices": [], "usage": self.usage()}))
 
-    async def _follow(self, emit: Any) -> None:
+    async def _follow(self, emit: Emit, way: ShortWay | None = None) -> None:
         if self.prepared.requests:
             keep = self._body.logprobs is not None or self._body.tried > self._body.n
-            await self.follow(channels_of(self.prepared, self._body, keep_tokens=keep), emit)
+            channels = channels_of(self.prepared, self._body, keep_tokens=keep)
+            await self.follow(channels, emit, way)
 
     async def _begin(self, stream: EventStream) -> None:
         """Send what precedes all text, once, in ascending order."""
@@ -251,13 +258,28 @@ class _Run(Run):
         self._is_begun = True
         if not (self._body.echo or self._body.return_token_ids):
             return
+        begun = []
         for choice, answer in enumerate(self._answers):
             extra = self._prompt_ids(choice)
             if self._body.echo:
                 extra["logprobs"] = answer.lists or None
-            await stream.put(self._chunk(choice, "".join(answer.text), extra))
+            begun.append(self._chunk(choice, "".join(answer.text), extra))
+        await stream.put(b"".join(begun))
 
     # --- shapes
+
+    def _told(self, happened: Text) -> bytes:
+        """Make the chunk of some text."""
+        body, choice = self._body, happened.choice
+        if body.logprobs is None and not body.return_token_ids and not self._usage_always:
+            template = self._templates.get(choice)
+            if template is None:
+                template = TextTemplate(lambda text: self._chunk(choice, text, {}))
+                self._templates[choice] = template
+            return template.event(happened.delta.text)
+        extra = {"logprobs": self._lists(happened) or None}
+        extra |= self._token_ids(happened.ids)
+        return self._chunk(choice, happened.delta.text, extra)
 
     def _lists(self, happened: Text) -> dict[str, list[Any]]:
         legacy = self._answers[happened.choice].logprobs

@@ -14,16 +14,20 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from superfluid_core.clock import MS, SECOND
 from superfluid_core.errors import InvalidRequestError
+from superfluid_head.access.keys import Principal
 from superfluid_head.api.body import read_object
+from superfluid_head.api.console import fleet_state, watched_state
 from superfluid_head.api.errors import ApiError, invalid, require_admin
 from superfluid_head.api.schemas.common import BodyModel, Int, read_model
-from superfluid_head.api.sse import EventStream, StreamingReply, event
+from superfluid_head.api.sse import EventStream, StreamingReply, event, named_event
 from superfluid_head.api.state import Head
 from superfluid_head.fleet.chronicle import FleetEvent, PlacementRecord
 
 GRACE_MS_MAX = 86_400_000
 STOP_POLL_S = 0.5
+EVERY_MS_MIN, EVERY_MS_MAX = 250, 60_000
 LISTENING = b": listening\n\n"
 
 _NUMBER = re.compile(r"(?:([0-9]{1,15})-)?([0-9]{1,15})")
@@ -45,15 +49,16 @@ class FleetEndpoint:
 
     async def state(self, request: Request) -> Response:
         _judge(request)
-        return JSONResponse({"object": "fleet", **self._head.fleet.snapshot()})
+        return JSONResponse(fleet_state(self._head))
 
     async def events(self, request: Request) -> Response:
-        """Stream what happens until the reader leaves or the head has stopped serving."""
+        """Stream what happens until the reader leaves or the head has stopped serving; with `every_ms` also how it stands."""
         _judge(request)
         since = self._since(request)
+        watch = _Watch(self._head, request.scope["state"]["principal"], _every_ms(request))
 
         async def produce(stream: EventStream) -> None:
-            await self._tell(stream, since)
+            await self._tell(stream, since, watch)
 
         return StreamingReply(produce, self._head.limits)
 
@@ -87,14 +92,16 @@ class FleetEndpoint:
             raise ApiError(404, "no such node", code="node_not_found") from None
         return JSONResponse({"object": "fleet.node", "id": node, "is_drained": is_drained})
 
-    async def _tell(self, stream: EventStream, since: int | None) -> None:
+    async def _tell(self, stream: EventStream, since: int | None, watch: _Watch) -> None:
         inflight = self._head.inflight
         with self._head.fleet.events(since=since) as listener:
             await stream.put(LISTENING)
             events = aiter(listener)
             while not (inflight.is_draining and inflight.count == 0):
+                if watch.is_due:
+                    await stream.put(watch.framed())
                 try:
-                    async with asyncio.timeout(STOP_POLL_S):
+                    async with asyncio.timeout(min(STOP_POLL_S, watch.wait_s)):
                         found = await anext(events)
                 except TimeoutError:
                     continue
@@ -122,6 +129,50 @@ class FleetEndpoint:
         start, number = matched.groups()
         is_of_another = start is not None and int(start) != self._head.created_s
         return 0 if is_of_another else int(number)
+
+
+class _Watch:
+    """When a reader is next told how the fleet stands. `every_ms` None: never."""
+
+    def __init__(self, head: Head, principal: Principal, every_ms: int | None) -> None:
+        self._head = head
+        self._principal = principal
+        self._every_ns = None if every_ms is None else every_ms * MS
+        self._due_ns = head.clock.now_ns()
+        self._is_first = True
+
+    @property
+    def wait_s(self) -> float:
+        if self._every_ns is None:
+            return STOP_POLL_S
+        return max(0.0, (self._due_ns - self._head.clock.now_ns()) / SECOND)
+
+    @property
+    def is_due(self) -> bool:
+        return self._every_ns is not None and self._head.clock.now_ns() >= self._due_ns
+
+    def framed(self) -> bytes:
+        """Tell it now. It has no id: a reader that comes back is told anew anyway."""
+        assert self._every_ns is not None, "nobody asked to be told"
+        self._due_ns = self._head.clock.now_ns() + self._every_ns
+        state = watched_state(self._head, self._principal, is_first=self._is_first)
+        self._is_first = False
+        return named_event("state", state)
+
+
+def _every_ms(request: Request) -> int | None:
+    """Return how often the reader wants to be told how the fleet stands. Raises ApiError."""
+    text = request.query_params.get("every_ms", "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(EVERY_MS_MAX))):
+        raise invalid(
+            "every_ms is no number of milliseconds", param="every_ms", code="invalid_type"
+        )
+    every_ms = int(text)
+    if not EVERY_MS_MIN <= every_ms <= EVERY_MS_MAX:
+        raise invalid(f"every_ms: {EVERY_MS_MIN} to {EVERY_MS_MAX}", param="every_ms")
+    return every_ms
 
 
 def _judge(request: Request) -> None:

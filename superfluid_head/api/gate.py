@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from superfluid_core.clock import SECOND, Clock
 from superfluid_core.errors import CapacityError, ErrorCode
 from superfluid_core.link.addresses import is_loopback as is_loopback_address
+from superfluid_core.tracing.context import SPAN, Tracer
 from superfluid_head.access.addresses import Proxies, counted_as
 from superfluid_head.access.keys import CALLER, KeyRing, Principal, has_secret
 from superfluid_head.access.origins import Headers, Origins
@@ -28,9 +29,11 @@ from superfluid_head.access.quotas import Quotas
 from superfluid_head.access.ratelimit import RateLimit, TokenBuckets
 from superfluid_head.api.errors import ApiError, from_error, internal, unauthorized
 from superfluid_head.api.shapes import reply as shaped
+from superfluid_head.api.spans import begin_request, end_request
+from superfluid_head.dashboard.pages import PATHS
 from superfluid_head.metrics import HeadMetrics
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"}) | PATHS
 REQUEST_ID_CHARS_MAX = 128
 WRONG_KEYS_PER_MINUTE = 10
 
@@ -40,7 +43,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GateRules:
-    """What the gate judges by. `loopback_ports` are the ports of listeners bound to loopback addresses."""
+    """What the gate judges by. `loopback_ports` are the ports of listeners bound to loopback addresses, `side_door` the socket of a worker."""
 
     keys: KeyRing
     quotas: Quotas
@@ -48,6 +51,12 @@ class GateRules:
     rate_limit_rpm: int = 0
     proxies: Proxies = field(default_factory=Proxies)
     origins: Origins = field(default_factory=Origins)
+    side_door: str = ""
+
+
+def is_side_door(scope: Scope, path: str) -> bool:
+    """Whether a request came in by the socket at `path`, where only this program's other workers do."""
+    return bool(path) and scope.get("server") == (path, None)
 
 
 def normalise(path: str) -> str:
@@ -117,8 +126,16 @@ def request_id(scope: Scope) -> str:
 class Gate:
     """Wraps the application; see the module's words."""
 
-    def __init__(self, app: ASGIApp, rules: GateRules, metrics: HeadMetrics, clock: Clock) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        rules: GateRules,
+        metrics: HeadMetrics,
+        clock: Clock,
+        tracer: Tracer | None = None,
+    ) -> None:
         self._app = app
+        self._tracer = tracer
         self._rules = rules
         self._metrics = metrics
         self._clock = clock
@@ -141,12 +158,15 @@ class Gate:
         scope["raw_path"] = scope["path"].encode("utf-8", "replace")
         scope.setdefault("state", {})["request_id"] = reply.request_id
         self._find_client(scope)
-        caller = CALLER.set(None)
+        caller, span = CALLER.set(None), begin_request(self._tracer, scope, started_ns)
+        around = SPAN.set(span)
         try:
             await self._handle(scope, receive, reply)
         finally:
+            SPAN.reset(around)
             CALLER.reset(caller)
             route = getattr(scope.get("route"), "path", "other")
+            end_request(span, scope, route, reply.status)
             elapsed_s = (self._clock.now_ns() - started_ns) / SECOND
             self._metrics.request_done(route, reply.status, elapsed_s)
             principal: Principal | None = scope["state"].get("principal")
@@ -176,7 +196,8 @@ class Gate:
             if scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
                 if principal is None:
                     return unauthorized()
-                self._take(principal, address)
+                if not is_side_door(scope, self._rules.side_door):
+                    self._take(principal, address)  # else it was counted where it came in
         except CapacityError as error:
             return from_error(error)
         scope["state"]["principal"] = principal

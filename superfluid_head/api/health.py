@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from superfluid_head.api.errors import SERVER, ApiError
 from superfluid_head.api.state import Head
 
+NO_SPANS = {"exported": 0, "failed": 0, "dropped": 0}
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -37,11 +38,17 @@ class HealthEndpoint:
         principal = request.scope["state"]["principal"]
         if not principal.admin:
             return _text(self._head.metrics.render(principal.name))
-        states = [(node.name, node.is_up) for node in self._head.fleet.health().nodes]
-        self._head.metrics.nodes(states)
-        self._head.metrics.waiting(self._head.fleet.waiting_by_class())
-        self._head.metrics.links(self._head.fleet.link_counts())
-        return _text(self._head.metrics.render())
+        head, metrics = self._head, self._head.metrics
+        metrics.nodes(head.fleet.health().nodes)
+        metrics.waiting(head.fleet.waiting_by_class())
+        for name, counts in head.fleet.counts().items():
+            metrics.show(name, {(event,): count for event, count in counts.items()})
+        metrics.show("ready", {(): float(head.can_serve())})
+        metrics.show("workers", {(): 1.0})
+        metrics.show("info", {(head.version,): 1.0})
+        spans = NO_SPANS if head.tracer is None else head.tracer.counts()
+        metrics.show("spans", {(outcome,): count for outcome, count in spans.items()})
+        return _text(metrics.render())
 
     async def version(self, request: Request) -> Response:
         del request

@@ -5,7 +5,7 @@ Nothing here decides or does anything.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from superfluid_core.session import QosClass
 from superfluid_head.fleet.chronicle import FleetEvent, PlacementRecord
 from superfluid_head.fleet.embeds import EmbedRequest
-from superfluid_head.fleet.events import GenerationEvent, GenerationRequest
+from superfluid_head.fleet.events import GenerationEvent, GenerationRequest, TokensEvent
 from superfluid_head.fleet.pins import PinnedPrefix, PrefixPin
+from superfluid_head.metrics.nodes import NodeFigures
 
 
 class GenerationDoor(Protocol):
@@ -41,6 +42,10 @@ class GenerationDoor(Protocol):
     @property
     def last_node(self) -> str | None:
         """Where it runs or ran last."""
+        ...
+
+    def offer(self, taker: Callable[[TokensEvent], bool]) -> None:
+        """Offer ids to `taker` the moment they come, while nothing waits; what it does not take waits as an event."""
         ...
 
     def stop(self, count: int) -> None:
@@ -71,16 +76,6 @@ class Served(Protocol):
     def eos_ids(self) -> tuple[int, ...]: ...
 
 
-class NodeView(Protocol):
-    """A node as health and metrics see it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def is_up(self) -> bool: ...
-
-
 class HealthView(Protocol):
     """Whether at least one model can be served end to end."""
 
@@ -88,7 +83,7 @@ class HealthView(Protocol):
     def is_ready(self) -> bool: ...
 
     @property
-    def nodes(self) -> Sequence[NodeView]: ...
+    def nodes(self) -> Sequence[NodeFigures]: ...
 
 
 class FleetDoor(Protocol):
@@ -104,8 +99,8 @@ class FleetDoor(Protocol):
         """How many wait in this head, best class first."""
         ...
 
-    def link_counts(self) -> Mapping[str, int]:
-        """How many links came, were replaced and were refused, by what happened."""
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        """How often what happened to links and to placements, by families of metrics and by event."""
         ...
 
     async def node_stats(self, name: str) -> bytes:

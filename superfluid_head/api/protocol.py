@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with bounds of its own: header size, count and deadline, connections, JSON parse errors.
 
-Works below the application, where a request is not one yet. Also hands `superfluid.abort` to the scope: the way to
-drop a connection whose reader takes nothing.
+Works below the application, where a request is not one yet. Also hands three things to the scope: `superfluid.is_blocked`, whether the
+reader takes nothing just now, `superfluid.write`, the short way to it, and `superfluid.abort`, the way to drop it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ import asyncio
 import json
 import logging
 import secrets
+from functools import partial
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from superfluid_core.limits import HttpLimits
 from superfluid_head.access.addresses import Connections, Proxies
 from superfluid_head.api.errors import ApiError
-from superfluid_head.api.sse import ABORT
+from superfluid_head.api.sse import ABORT, IS_BLOCKED, WRITE
 
 # Strangers decide how many of their requests are none: those are answered, and no line each in the log.
 _logger = logging.getLogger("superfluid_head.connections")
@@ -47,7 +52,12 @@ class HeadProtocol(HttpToolsProtocol):
             transport.abort()
             return
         self._address = address
+        high = self.limits.slow_client_bytes_max
+        transport.set_write_buffer_limits(high=high, low=high // 4)
         self._arm()
+
+    def _is_blocked(self) -> bool:
+        return self.flow.write_paused
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -67,7 +77,9 @@ class HeadProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
         self._head_bytes = 0
-        cast("dict[str, Any]", self.scope)[ABORT] = self.transport.abort
+        cast("dict[str, Any]", self.scope).update(
+            {ABORT: self.transport.abort, IS_BLOCKED: self._is_blocked}
+        )
         self._arm()
 
     def on_headers_complete(self) -> None:
@@ -78,6 +90,7 @@ class HeadProtocol(HttpToolsProtocol):
             self._refusal = _headers_too_large()
             raise ValueError("headers too large")
         super().on_headers_complete()
+        cast("dict[str, Any]", self.scope)[WRITE] = partial(_write, self.cycle)
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that could not be parsed, in the API's shape."""
@@ -119,6 +132,13 @@ class HeadProtocol(HttpToolsProtocol):
             self._refuse(ApiError(408, words, code="request_timeout"))
         elif not self.transport.is_closing():
             self.transport.close()
+
+
+def _write(cycle: RequestResponseCycle, data: bytes) -> None:
+    """Write a piece of a body as uvicorn would, without its checks: who asks has begun the reply and not ended it."""
+    if cycle.disconnected or cycle.response_complete:
+        return
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
 
 
 def _headers_too_large() -> ApiError:

@@ -15,16 +15,28 @@ from typing import Any
 
 from starlette.requests import Request
 
-from superfluid_core.clock import MS
+from superfluid_core.clock import MS, SECOND
 from superfluid_core.errors import SuperfluidError
 from superfluid_core.logs import log
 from superfluid_core.session import Grammar, QosClass, SamplingParams
+from superfluid_core.tracing.context import SPAN
 from superfluid_head.access.keys import Principal
-from superfluid_head.api.choices import ChoiceEvent, Emit, Ended, Stage, Started, Text, run_choices
+from superfluid_head.api.choices import (
+    ChoiceEvent,
+    Emit,
+    Ended,
+    Stage,
+    Started,
+    Teller,
+    Text,
+    run_choices,
+)
 from superfluid_head.api.inflight import Hold
 from superfluid_head.api.qos import Service, client_of
 from superfluid_head.api.schemas.chat import SamplingMembers
 from superfluid_head.api.sessions import LiveSession
+from superfluid_head.api.spans import trace_id
+from superfluid_head.api.sse import EventStream
 from superfluid_head.api.state import Head, Target
 from superfluid_head.fleet.events import GenerationRequest
 from superfluid_head.text.channel import Channel, ChannelOptions
@@ -133,6 +145,7 @@ class Tally:
     cached: int = 0
     moves: int = 0
     node: str | None = None
+    queued_ms: int | None = None
     thoughts: dict[int, int] | None = None
     """Tokens of reasoning by choice; None for a model that does not reason."""
 
@@ -146,6 +159,7 @@ class Tally:
                 self.finishes[happened.choice] = happened.finish
                 self.cached = max(self.cached, happened.cached)
                 self.moves += happened.moves
+                self.queued_ms = max(self.queued_ms or 0, happened.queued_ms)
             case Started():
                 pass
 
@@ -168,6 +182,24 @@ class Tally:
         return usage
 
 
+@dataclass(frozen=True, slots=True)
+class ShortWay:
+    """A Teller into a stream: `told` makes the events of some text, or nothing."""
+
+    stream: EventStream
+    note: Callable[[Text], None]
+    told: Callable[[Text], bytes]
+
+    def is_ready(self) -> bool:
+        return self.stream.is_ready()
+
+    def tell(self, text: Text) -> None:
+        self.note(text)
+        data = self.told(text)
+        if data:
+            self.stream.write(data)
+
+
 class Run:
     """Follows the choices of one request to their ends."""
 
@@ -180,7 +212,8 @@ class Run:
         self._kind = kind
 
     def note(self, happened: ChoiceEvent) -> None:
-        self.tally.note(happened, self.head.clock.now_ns())
+        tally = self.tally
+        tally.note(happened, tally.first_ns or self.head.clock.now_ns())
 
     def usage(self) -> dict[str, Any]:
         return self.tally.usage(self.prepared.prompt_tokens)
@@ -194,8 +227,10 @@ class Run:
                 headers["x-superfluid-node"] = self.tally.node
         return headers
 
-    async def follow(self, channels: Sequence[Channel], emit: Emit) -> None:
-        """Run the choices; whatever happens, one log line says how it went."""
+    async def follow(
+        self, channels: Sequence[Channel], emit: Emit, teller: Teller | None = None
+    ) -> None:
+        """Run the choices; whatever happens, one log line says how it went. With `teller` text takes the short way when it can."""
         head, principal = self.head, self.prepared.caller.principal
         status: str | int = 499
         others = max(0, len(self.prepared.requests) - 1)  # the gate holds the first one's slot
@@ -204,7 +239,9 @@ class Run:
                 async with head.inflight.hold() as held:
                     with head.sessions.enter(self._session(held)) as session:
                         doors = (session.attach, self._leaving(session))
-                        stage = Stage(head.fleet, head.metrics, head.clock, *doors)
+                        if principal.tokens_per_minute:
+                            teller = None  # each piece is charged on its way
+                        stage = Stage(head.fleet, head.metrics, head.clock, *doors, teller)
                         noted = self._charging(emit)
                         await run_choices(stage, self.prepared.requests, channels, noted)
             status = 200
@@ -226,6 +263,8 @@ class Run:
 
     def _charging(self, emit: Emit) -> Emit:
         """Charge the caller's tokens as they are used: the prompt when the fleet takes it, then what comes of each choice."""
+        if not self.prepared.caller.principal.tokens_per_minute:
+            return emit
         charged: dict[int, int] = {}
 
         async def emit_charged(happened: ChoiceEvent) -> None:
@@ -264,21 +303,44 @@ class Run:
             cached=tally.cached,
             completion=completion,
         )
-        first = None if tally.first_ns is None else (tally.first_ns - tally.began_ns) // MS
-        log(
-            _logger,
-            "info",
-            self._kind,
-            request_id=prepared.caller.request_id,
-            status=status,
-            model=prepared.target.name,
-            tenant=prepared.caller.principal.name,
-            qos=prepared.caller.service.qos.label,
-            stream=prepared.is_streamed,
-            prompt=prepared.prompt_tokens,
-            cached=tally.cached,
-            completion=completion,
-            ttft_ms=first,
-            moves=tally.moves,
-            finish=",".join(sorted(set(tally.finishes.values()))) or None,
-        )
+        fields: dict[str, Any] = {
+            "request_id": prepared.caller.request_id,
+            "status": status,
+            "model": prepared.target.name,
+            "class": prepared.caller.service.qos.label,
+            "tenant": prepared.caller.principal.name,
+            "stream": prepared.is_streamed,
+            "prompt": prepared.prompt_tokens,
+            "cached": tally.cached,
+            "completion": completion,
+            **self._durations(),
+            "moves": tally.moves,
+            "finish": ",".join(sorted(set(tally.finishes.values()))) or None,
+        }
+        span = SPAN.get()
+        log(_logger, "info", self._kind, **fields, **({"trace": trace_id(span)} if span else {}))
+
+    def _durations(self) -> dict[str, int | float | None]:
+        """Say how long it took and how fast it was: tokens a second of the prompt's computed part, and of the answer."""
+        tally, now_ns = self.tally, self.head.clock.now_ns()
+        found: dict[str, int | float | None] = {
+            "queue_ms": tally.queued_ms,
+            "ttft_ms": None,
+            "prompt_rate": None,
+            "rate": None,
+            "total_ms": (now_ns - tally.began_ns) // MS,
+        }
+        if tally.first_ns is not None:
+            first_ns, later_ns = tally.first_ns - tally.began_ns, now_ns - tally.first_ns
+            computed = self.prepared.prompt_tokens - tally.cached
+            working_ns = first_ns - (tally.queued_ms or 0) * MS
+            later = sum(tally.counts.values()) - len(tally.counts)
+            found["ttft_ms"] = first_ns // MS
+            found["prompt_rate"] = _rate(computed, working_ns)
+            found["rate"] = _rate(later, later_ns)
+        return found
+
+
+def _rate(tokens: int, elapsed_ns: int) -> float | None:
+    """Return tokens a second; None for what took no time."""
+    return round(tokens * SECOND / elapsed_ns, 1) if tokens > 0 and elapsed_ns > 0 else None

@@ -1,7 +1,8 @@
 """Server-sent events: framing, comments in silence, slow readers, readers that left (http_api.md 2, reliability 2.2).
 
-Owns the response's bytes and its two tasks: one that sends, one that watches for the reader to leave. Everything sent
-is ASCII JSON (escapes in pairs), one object per event, so no reader can cut a character. Knows no endpoint.
+Owns the response's bytes, what breaks silence, and the watch for readers that leave. Whoever has an event sends it, and waits while
+the reader takes nothing: no event waits anywhere but with its maker and in the connection. Everything sent is ASCII JSON (escapes
+in pairs), one object per event, so no reader can cut a character. Knows no endpoint.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from superfluid_core.errors import SuperfluidError
+from superfluid_core.errors import ErrorCode, SuperfluidError
 from superfluid_core.limits import HttpLimits
 from superfluid_core.logs import log
 from superfluid_head.api.body import ClientGoneError
@@ -30,7 +32,10 @@ HEADERS = [
     (b"connection", b"keep-alive"),
 ]
 ABORT = "superfluid.abort"
-QUEUE_MAX = 64
+IS_BLOCKED = "superfluid.is_blocked"
+"""Where a scope says whether the connection takes nothing just now; where it does not say, every event is sent with a deadline."""
+WRITE = "superfluid.write"
+"""Where a scope has the way to write a piece of a body that has begun past everything else, without waiting."""
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -41,6 +46,23 @@ def event(payload: Any) -> bytes:
     return (
         b"data: " + json.dumps(payload, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
     )
+
+
+_MARK = "@@text@@"
+"""A text that no model's name and no id holds."""
+
+
+class TextTemplate:
+    """An event that is always the same but for one text, of which only that is escaped. `make` is given a text to stand in for it."""
+
+    __slots__ = ("_head", "_tail")
+
+    def __init__(self, make: Callable[[str], bytes]) -> None:
+        self._head, mark, self._tail = make(_MARK).partition(f'"{_MARK}"'.encode())
+        assert mark, "the event does not tell the text"
+
+    def event(self, text: str) -> bytes:
+        return self._head + encode_basestring_ascii(text).encode("ascii") + self._tail
 
 
 def error_event(error: SuperfluidError) -> bytes:
@@ -73,46 +95,80 @@ class Framing:
 CHAT = Framing()
 
 
-class SlowClientError(Exception):
+class SlowClientError(SuperfluidError):
     """Raised when a reader took nothing for `slow_client_ms`."""
+
+    code = ErrorCode.CANCELLED
 
 
 class EventStream:
-    """A bounded line of events between the producer and the sender, ended by `close` or `fail`."""
+    """The way to one reader. `put` returns once an event is with the connection, or in line behind others that are not yet.
 
-    def __init__(self, ping: Callable[[], bytes] = lambda: PING) -> None:
-        self._ping = ping
-        self._line: asyncio.Queue[bytes | SuperfluidError | None] = asyncio.Queue(QUEUE_MAX)
-        self._ahead: list[SuperfluidError | None] = []
+    The status line goes out with the first event.
+    """
+
+    def __init__(self, scope: Scope, send: Send, limits: HttpLimits, framing: Framing) -> None:
+        self.has_begun = False
+        self._send = send
+        self._framing = framing
+        self._slow_s = limits.slow_client_ms / 1000
+        self._silence_s = limits.silence_ms / 1000
+        self._is_blocked: Callable[[], bool] = scope.get(IS_BLOCKED, lambda: True)
+        self._write: Callable[[bytes], None] | None = scope.get(WRITE)
+        self._line = asyncio.Lock()
+        self._is_free = False
+        self._loop = asyncio.get_running_loop()
+        self._put_s = self._loop.time()
 
     async def put(self, data: bytes) -> None:
-        await self._line.put(data)
+        """Send one or more whole events. Raises SlowClientError."""
+        self._put_s = self._loop.time()
+        message = {"type": "http.response.body", "body": data, "more_body": True}
+        if self.has_begun and not self._line.locked() and not self._is_blocked():
+            await self._send(message)
+        else:
+            await self._in_line(message)
 
-    async def close(self) -> None:
-        await self._line.put(None)
+    def is_ready(self) -> bool:
+        """Whether `write` may be called: the reply has begun, and nobody waits for the reader."""
+        return self._is_free and not self._is_blocked()
 
-    async def fail(self, error: SuperfluidError) -> None:
-        await self._line.put(error)
+    def write(self, data: bytes) -> None:
+        """Send whole events at once; only right after `is_ready`."""
+        assert self._write is not None, "not ready"
+        self._put_s = self._loop.time()
+        self._write(data)
 
-    async def get(self, silence_s: float) -> bytes | SuperfluidError | None:
-        """Return the next events, as many as wait; a comment after `silence_s` of silence; at last None or the failure."""
-        if self._ahead:
-            return self._ahead.pop()
-        try:
-            async with asyncio.timeout(silence_s):
-                item = await self._line.get()
-        except TimeoutError:
-            return self._ping()
-        if not isinstance(item, bytes):
-            return item
-        parts = [item]
-        while not self._line.empty():
-            more = self._line.get_nowait()
-            if not isinstance(more, bytes):
-                self._ahead.append(more)
-                break
-            parts.append(more)
-        return b"".join(parts)
+    async def end(self, failure: SuperfluidError | None) -> None:
+        """Say the last words, good or bad. Raises SlowClientError."""
+        framing = self._framing
+        last = (framing.last or b"") if failure is None else framing.failed(failure)
+        end = {"type": "http.response.body", "body": last, "more_body": False}
+        await self._in_line(end if failure is None else {**end, "is_failed": True})
+
+    async def break_silence(self) -> None:
+        """Send a comment after every `silence_ms` without an event, until cancelled. Raises SlowClientError."""
+        while True:
+            left_s = self._put_s + self._silence_s - self._loop.time()
+            if left_s <= 0 and not self._line.locked():
+                await self.put(self._framing.ping())
+            await asyncio.sleep(left_s if left_s > 0 else self._silence_s)
+
+    async def _in_line(self, message: dict[str, Any]) -> None:
+        """Send in turn, with a deadline: the reader may be slow."""
+        self._is_free = False
+        async with self._line:
+            try:
+                async with asyncio.timeout(self._slow_s):
+                    if not self.has_begun:
+                        self.has_begun = True
+                        headers = self._framing.headers()
+                        start = {"type": "http.response.start", "status": 200, "headers": headers}
+                        await self._send(start)
+                    await self._send(message)
+            except TimeoutError:
+                raise SlowClientError("a reader took nothing for too long") from None
+        self._is_free = self._write is not None and not self._line.locked()
 
 
 Produce = Callable[[EventStream], Awaitable[None]]
@@ -132,7 +188,7 @@ class StreamingReply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._serve(send))
+            await while_connected(receive, self._serve(scope, send))
         except ClientGoneError:
             return
         except SlowClientError:
@@ -142,51 +198,30 @@ class StreamingReply(Response):
                 abort()
                 await asyncio.sleep(0)  # lets the server see that the connection is gone
 
-    async def _serve(self, send: Send) -> None:
-        stream = EventStream(self._framing.ping)
-        failure: SuperfluidError | SlowClientError | None = None
-        async with asyncio.TaskGroup() as group:
-            producer = group.create_task(self._fill(stream))
-            try:
-                await self._drain(stream, send)
-            except (SuperfluidError, SlowClientError) as error:
-                failure = error
-                producer.cancel()
-        if failure is not None:
+    async def _serve(self, scope: Scope, send: Send) -> None:
+        stream = EventStream(scope, send, self._limits, self._framing)
+        try:
+            async with asyncio.TaskGroup() as group:
+                pings = group.create_task(stream.break_silence())
+                failure = await self._fill(stream)
+                pings.cancel()
+        except BaseExceptionGroup as slow:  # the comments met a reader that takes nothing
+            if slow.split(SlowClientError)[0] is None:
+                raise
+            raise SlowClientError("a reader took nothing for too long") from None
+        if failure is not None and (isinstance(failure, SlowClientError) or not stream.has_begun):
             raise failure
+        await stream.end(failure)
 
-    async def _fill(self, stream: EventStream) -> None:
+    async def _fill(self, stream: EventStream) -> SuperfluidError | None:
         try:
             await self._produce(stream)
         except SuperfluidError as error:
-            await stream.fail(error)
+            return error
         except Exception:
             _logger.exception("a stream failed")
-            await stream.fail(SuperfluidError("internal error"))
-        else:
-            await stream.close()
-
-    async def _drain(self, stream: EventStream, send: Send) -> None:
-        silence_s = self._limits.silence_ms / 1000
-        item = await stream.get(silence_s)
-        if isinstance(item, SuperfluidError):
-            raise item
-        headers = self._framing.headers()
-        await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
-        while isinstance(item, bytes):
-            await self._send(send, {"type": "http.response.body", "body": item, "more_body": True})
-            item = await stream.get(silence_s)
-        framing = self._framing
-        last = (framing.last or b"") if item is None else framing.failed(item)
-        end = {"type": "http.response.body", "body": last, "more_body": False}
-        await self._send(send, end if item is None else {**end, "is_failed": True})
-
-    async def _send(self, send: Send, message: dict[str, Any]) -> None:
-        try:
-            async with asyncio.timeout(self._limits.slow_client_ms / 1000):
-                await send(message)
-        except TimeoutError:
-            raise SlowClientError from None
+            return SuperfluidError("internal error")
+        return None
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -209,7 +244,7 @@ async def _outcome(work: Coroutine[Any, Any, T]) -> tuple[T | None, Exception | 
     """Return the result or the expected failure, so that a TaskGroup does not wrap it."""
     try:
         return await work, None
-    except (SuperfluidError, ApiError, SlowClientError) as error:
+    except (SuperfluidError, ApiError) as error:
         return None, error
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from superfluid_core.clock import Clock
 from superfluid_core.errors import CapacityError, ErrorCode
 from superfluid_core.limits import HttpLimits
+from superfluid_core.tracing.context import Tracer
 from superfluid_head.access.keys import CALLER, KeyRing
 from superfluid_head.access.quotas import Quotas
 from superfluid_head.access.rules import AccessRules
@@ -59,6 +60,7 @@ class Head:
     prefix_shared: bool = False
     quotas: Quotas = field(default_factory=Quotas)
     access: AccessRules = field(default_factory=AccessRules)
+    tracer: Tracer | None = None
 
     def prefix_salt(self, tenant: str, cache_salt: str | None) -> bytes:
         """Return what keeps cached prefixes apart: tenants unless they share, and what a request asks for on top."""

@@ -51,6 +51,7 @@ def serve(url: str, model: str, concurrency: tuple[int, ...], **numbers: int) ->
 @click.option("--dtype", default="auto", show_default=True, help="Of the native engine.")
 @click.option("--batch-invariant", is_flag=True, help="Ask for lanes that tick alone.")
 @click.option("--seed", default=1, show_default=True)
+@click.option("--peer-venv", metavar="DIR", help="Environment with other routers, for `overhead`.")
 @click.option("--quick", "is_quick", is_flag=True, help="Small sizes, the same bars.")
 @click.option("--json", "is_json", is_flag=True, help="JSON lines only, no table.")
 def scenario(name: str, key_file: str | None, is_json: bool, **plan: Any) -> None:  # noqa: FBT001 - click passes it by name
@@ -101,8 +102,32 @@ def placement(nodes: tuple[int, ...], prompt: int, calls: int) -> None:
 @click.option("--repeats", default=5, show_default=True, help="Of every step; the median counts.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of tables.")
 @click.option("--alone", is_flag=True, help="Leave llama-server out.")
-def engine(model: str, record_costs: str | None, threads: int, repeats: int, **flags: bool) -> None:
+@click.option("--http", is_flag=True, help="Through a head and a node instead, beside others.")
+@click.option("--vllm-python", metavar="FILE", help="For --http: a Python that has vLLM.")
+def engine(
+    model: str,
+    record_costs: str | None,
+    threads: int,
+    repeats: int,
+    vllm_python: str | None,
+    **flags: bool,
+) -> None:
     """Measure steps of the native engine: bare and served, beside the machine's floor, plain torch and llama-server."""
+    if flags["http"]:
+        from superfluid_head.bench.compare import CompareBench, CompareError
+        from superfluid_head.bench.rig import ended_by_signals
+        from superfluid_head.bench.served import run_served
+
+        plan = CompareBench(
+            model, repeats, 64, 512, threads or os.cpu_count() or 1, vllm_python=vllm_python
+        )
+        try:
+            with ended_by_signals():
+                is_met = run_served(plan, click.echo)
+        except CompareError as error:
+            click.echo(f"superfluid: {error}", err=True)
+            raise SystemExit(START_FAILED) from None
+        raise SystemExit(0 if is_met else 1)
     module = "bench_steps" if record_costs is None else "bench_engine"
     command = [sys.executable, "-m", f"superfluid_noded.{module}", "--model", model]
     command += ["--threads", str(threads or os.cpu_count() or 1), "--repeats", str(repeats)]
@@ -137,12 +162,15 @@ def structured(model: str, rounds: int, seeds: int, threads: int) -> None:
 @click.option("--prefill", default=512, show_default=True, help="Tokens of the prefill measure.")
 @click.option("--threads", default=0, show_default="all cores", help="Threads of every engine.")
 @click.option("--only", multiple=True, metavar="NAME", help="native, llama-server, transformers.")
-def compare(model: str, only: tuple[str, ...], **numbers: int) -> None:
+def compare(
+    model: str, only: tuple[str, ...], rounds: int, tokens: int, prefill: int, threads: int
+) -> None:
     """Measure our engine beside llama-server and transformers, interleaved, in one run."""
     from superfluid_head.bench.compare import CompareBench, CompareError, run_compare
 
     try:
-        is_whole = run_compare(CompareBench(model, only=only, **numbers), click.echo)
+        plan = CompareBench(model, rounds, tokens, prefill, threads, only)
+        is_whole = run_compare(plan, click.echo)
     except CompareError as error:
         click.echo(f"superfluid: {error}", err=True)
         raise SystemExit(START_FAILED) from None

@@ -130,11 +130,19 @@ class Rig:
     def spawn(self, name: str, command: Sequence[str]) -> Child:
         """Start `command` with a ready file and a log of its own; does not wait."""
         self._starts += 1
-        stem = f"{self._starts}-{name}"
-        ready_file, log = self.folder / f"{stem}.ready", self.folder / f"{stem}.log"
+        ready_file = self.folder / f"{self._starts}-{name}.ready"
+        return self._start(name, [*command, "--ready-file", str(ready_file)], ready_file)
+
+    def spawn_plain(self, name: str, command: Sequence[str]) -> Child:
+        """Start somebody else's program, which knows no ready file; whoever starts it asks it whether it is there."""
+        self._starts += 1
+        return self._start(name, command, self.folder / f"{self._starts}-{name}.ready")
+
+    def _start(self, name: str, command: Sequence[str], ready_file: Path) -> Child:
+        log = ready_file.with_suffix(".log")
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*command, "--ready-file", str(ready_file)],
+                command,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
             )  # fmt: skip
         child = Child(name, process, log, ready_file)

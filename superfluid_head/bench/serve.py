@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from superfluid_core.clock import Clock
+from superfluid_core.progress import Meter
 from superfluid_head.bench.load import Answer, chat_body, closed_loop, http_client
 from superfluid_head.bench.prose import prose
 from superfluid_head.bench.report import json_line, median, percentile, table
@@ -64,9 +65,11 @@ def run_serve(bench: ServeBench, clock: Clock, say: Say) -> bool:
     """Run all rounds, interleaved over the concurrencies. True when nothing failed."""
     measured: dict[int, list[dict[str, float]]] = {n: [] for n in bench.concurrency}
     errors: list[str] = []
-    for number in range(bench.rounds + 1):
-        for concurrency in bench.concurrency:
+    turns = [(n, c) for n in range(bench.rounds + 1) for c in bench.concurrency]
+    with Meter("rounds", len(turns), has_lines=False) as meter:
+        for number, concurrency in turns:
             answers = asyncio.run(_round(bench, concurrency, number, clock))
+            meter.step()
             found = figures(answers)
             errors += [answer.error for answer in answers if answer.error]
             say(

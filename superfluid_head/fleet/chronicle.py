@@ -20,6 +20,7 @@ from superfluid_core.errors import CapacityError
 from superfluid_core.logs import log
 from superfluid_core.placement.policies import Choice, Compared, Score
 from superfluid_head.fleet.events import GenerationRequest
+from superfluid_head.fleet.observer import FleetObserver, Unobserved
 from superfluid_head.fleet.transitions import Announce, Place
 
 logger = logging.getLogger(__name__)
@@ -119,6 +120,7 @@ class Chronicle:
         self._listeners: dict[int, Listener] = {}
         self._sequence = 0
         self._listened = 0
+        self.observer: FleetObserver = Unobserved()
 
     # --- events -----------------------------------------------------------------------------------
 
@@ -167,6 +169,7 @@ class Chronicle:
             choice.compared,
         )
         self._keep(request.request_id, record)
+        self.observer.placed(title, record.policy, record.reason)
         what: dict[str, Value] = {
             "request": request.request_id,
             "choice": record.choice,
@@ -190,8 +193,14 @@ class Chronicle:
                 return
 
     def moved(
-        self, request: GenerationRequest, action: Announce, epoch: int, delivered: int
+        self,
+        request: GenerationRequest,
+        action: Announce,
+        epoch: int,
+        delivered: int,
+        node: str | None,
     ) -> None:
+        """Tell of a move that begins; `node` is the one that it leaves."""
         what: dict[str, Value] = {
             "request": request.request_id,
             "choice": request.choice,
@@ -199,6 +208,7 @@ class Chronicle:
             "reason": action.reason,
             "epoch": epoch,
             "delivered": delivered,
+            "node": node,
         }
         self.tell("moved", model=request.model, **what)
         log(logger, "warning", "moved", **what)

@@ -13,6 +13,7 @@ from superfluid_core.limits import FleetLimits, LinkLimits
 from superfluid_core.link.tls import Credentials
 from superfluid_core.placement.policies import Policy
 from superfluid_head.fleet.directory import NodeAddress
+from superfluid_head.fleet.observer import FleetObserver, Unobserved
 
 # One failed dial may have any cause; a process that is gone fails twice.
 SILENT_DIALS_MAX = 2
@@ -36,6 +37,7 @@ class FleetOptions:
     fleet_limits: FleetLimits = field(default_factory=FleetLimits)
     listen: tuple[tuple[str, int], ...] = ()
     conns: int = 1
+    observer: FleetObserver = field(default_factory=Unobserved)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,10 +47,16 @@ class Echo:
         self._owed.append(_Asked(self._nonce, now_ns, handed))
         return self._nonce
 
-    def on_pong(self, nonce: int, stamp_ns: int | None) -> None:
-        """Take an answer: it settles every PING up to its own. `stamp_ns` is the node's, if it came with one."""
+    def on_pong(self, nonce: int, stamp_ns: int | None) -> int | None:
+        """Take an answer: it settles every PING up to its own. `stamp_ns` is the node's, if it came with one.
+
+        Returns when that PING was asked for; None if it was not owed.
+        """
+        is_owed = False
         while self._owed and self._owed[0].nonce <= nonce <= self._nonce:
             self._heard, self._heard_stamp_ns = self._owed.popleft(), stamp_ns
+            is_owed = True
+        return self._heard.at_ns if is_owed else None
 
     def forgive(self, paused_ns: int, now_ns: int) -> None:
         """Take a pause of ours out of what is owed."""

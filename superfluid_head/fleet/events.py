@@ -6,6 +6,7 @@ generation come in output order: tokens exactly once each, and as the last one a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from superfluid_core.session import (
@@ -44,13 +45,13 @@ class GenerationRequest:
     start_by_ns: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokensEvent:
     """New ids; `first` is the output index of `ids[0]`. `logprobs` is parallel to `ids` or empty."""
 
     first: int
     ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,16 @@ class MovedEvent:
 
 @dataclass(frozen=True, slots=True)
 class EndEvent:
-    """The one end. `cached` counts prompt tokens that the first placement found in a cache."""
+    """The one end. `cached` counts prompt tokens that the first placement found in a cache.
+
+    `queued_ms` is how long it waited, in the head and for a lane, before its first token.
+    """
 
     reason: FinishReason
     stop_id: int | None
     cached: int
     moves: int
+    queued_ms: int = field(default=0, compare=False)
 
 
 GenerationEvent = TokensEvent | ProgressEvent | MovedEvent | EndEvent

@@ -94,6 +94,7 @@ class Fleet:
         quarantine = QuarantineTable(secret, options.fleet_limits)
         self._runner = Runner(self._nodes, self._desk, quarantine, clock, limits)
         self._runner.knows = self.directory.knows
+        self._runner.chronicle.observer = options.observer
         self._runner.relief.new_session = self._new_session
         self._members = Members(
             self._nodes,
@@ -240,9 +241,9 @@ class Fleet:
     def waiting_by_class(self) -> tuple[int, ...]:
         return self._runner.room.by_class()
 
-    def link_counts(self) -> dict[str, int]:
-        """Count what happened to links, for metrics."""
-        return self.counters.links()
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Count what happened to links and placements, for metrics."""
+        return self.counters.shown()
 
     def snapshot(self) -> dict[str, Any]:
         """Everything about the fleet as plain values, for GET /v1/fleet."""

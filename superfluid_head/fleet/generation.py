@@ -24,7 +24,7 @@ from superfluid_core.clock import MS
 from superfluid_core.errors import ErrorCode
 from superfluid_core.limits import FleetLimits
 from superfluid_core.session import FinishReason
-from superfluid_core.wire.messages import CloseReason
+from superfluid_core.wire.messages import CloseReason, TokenRow
 from superfluid_head.fleet.codes import BUSY_CODES, FINAL_CODES, LANE_CODES
 from superfluid_head.fleet.events import GenerationRequest
 from superfluid_head.fleet.journal import Journal
@@ -106,6 +106,32 @@ class GenerationMachine:
         return self._on_head(event, now_ns)
 
     # --- what the placement's node says ---
+
+    def take_plain(self, link: int, row: TokenRow) -> bool:
+        """Append a row that nothing is to be said about but that it came, as nearly all are.
+
+        False when there is more to it: nothing has changed then, and `on_event` is to be told.
+        """
+        placed, journal, ids = self.placement, self.journal, row.ids
+        first = len(journal.ids)
+        if (
+            placed is None
+            or self.phase is not Phase.PLACED
+            or (row.epoch, link, row.first) != (journal.epoch, placed.link, first)
+            or row.finish is not None
+            or not ids
+            or first + len(ids) >= placed.max_output
+            or (row.logprobs and len(row.logprobs) != len(ids))
+        ):
+            return False
+        for token in ids:
+            if token >= placed.vocabulary or token in placed.stop_ids:
+                return False
+        self._is_taken = True
+        journal.ids.extend(ids)
+        journal.has_started = True
+        journal.weights = placed.weights
+        return True
 
     def _on_node(self, event: NodeInput, now_ns: int) -> list[Action]:
         placed = self.placement

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from superfluid_core.clock import SECOND
+from superfluid_core.clock import MS, SECOND
 from superfluid_head.fleet.node import FleetNode
 
 
@@ -34,6 +34,12 @@ class NodeState:
     key: str = ""
     link_age_s: int = 0
     rekeys: int = 0
+    queued_by_class: tuple[int, ...] = (0, 0, 0, 0)
+    queued_tokens: int = 0
+    blocks_cached: int = 0
+    rtt_ms: float | None = None
+    dial_failures: int = 0
+    faults: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,10 @@ class FleetHealth:
 def state_of(node: FleetNode, now_ns: int) -> NodeState:
     view, standing = node.view, node.standing
     offers = () if standing is None else tuple(standing.offers.values())
+    status = None if standing is None else standing.status
+    works = (
+        () if standing is None else view.works
+    )  # what a node that is gone said last is not so any more
     return NodeState(
         name=node.title,
         address=str(node.address),
@@ -59,11 +69,11 @@ def state_of(node: FleetNode, now_ns: int) -> NodeState:
         boot="" if standing is None else standing.welcome.boot,
         models=tuple(offer.name for offer in offers),
         lanes=sum({offer.engine: offer.lanes for offer in offers}.values()),
-        lanes_busy=sum(work.load.lanes_busy for work in view.works),
-        queued=sum(work.load.queued for work in view.works),
+        lanes_busy=sum(work.load.lanes_busy for work in works),
+        queued=sum(work.load.queued for work in works),
         sessions=view.sessions,
-        blocks=sum(work.load.blocks for work in view.works),
-        blocks_used=sum(work.load.blocks_used for work in view.works),
+        blocks=sum(work.load.blocks for work in works),
+        blocks_used=sum(work.load.blocks_used for work in works),
         prefill_rate=view.load.prefill_rate,
         circuit=node.circuit.state(now_ns).value,
         is_draining=view.is_draining,
@@ -72,7 +82,19 @@ def state_of(node: FleetNode, now_ns: int) -> NodeState:
         key=node.key_id,
         link_age_s=max((now_ns - each.link.opened_ns for each in node.links), default=0) // SECOND,
         rekeys=node.rekeys,
+        queued_by_class=(0, 0, 0, 0) if status is None else status.queued,
+        queued_tokens=sum(work.load.queued_tokens for work in works),
+        blocks_cached=0 if status is None else status.blocks_cached,
+        rtt_ms=_rtt_ms(node),
+        dial_failures=node.dial_failures,
+        faults=node.faults,
     )
+
+
+def _rtt_ms(node: FleetNode) -> float | None:
+    """Return the last time from PING to PONG of the primary link, if one was measured."""
+    rtt_ns = None if node.standing is None else node.standing.pulse.rtt_ns
+    return None if rtt_ns is None else rtt_ns / MS
 
 
 def _word(node: FleetNode) -> str:

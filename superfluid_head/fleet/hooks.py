@@ -13,6 +13,7 @@ from superfluid_core.wire.messages import (
     Tokens,
     Welcome,
 )
+from superfluid_core.wire.notes import Timing
 from superfluid_head.fleet.directory import Admission
 from superfluid_head.fleet.standing import Slot, Standing
 from superfluid_head.fleet.transitions import Loss
@@ -20,7 +21,7 @@ from superfluid_head.fleet.transitions import Loss
 if TYPE_CHECKING:
     from superfluid_head.fleet.node import FleetNode
 
-SessionMessage = Opened | ProgressReport | Tokens | Closed | Refuse
+SessionMessage = Opened | ProgressReport | Tokens | Closed | Refuse | Timing
 
 
 class NodeHooks(Protocol):

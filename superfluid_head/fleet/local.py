@@ -87,13 +87,13 @@ class LocalNode:
     async def _live_once(self) -> int:
         """Run the child to its end; returns its exit code (negative: the signal)."""
         self._ready_file.unlink(missing_ok=True)
-        # A group of its own: what a terminal sends to the head's is for the head to pass on.
+        # A session of its own: what a terminal sends to the head's group is for the head to pass on.
         child = await asyncio.create_subprocess_exec(
             *self._program,
             *self._arguments,
             *self._own_flags(),
             stdin=asyncio.subprocess.PIPE,
-            process_group=0,
+            start_new_session=True,  # uvloop knows no process_group
         )
         self.pid = child.pid
         log(logger, "info", "local node started", pid=child.pid)

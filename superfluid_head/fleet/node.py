@@ -32,6 +32,7 @@ from superfluid_core.wire.messages import (
     Tokens,
     Welcome,
 )
+from superfluid_core.wire.notes import TIMING, Timing
 from superfluid_head.fleet.context import NodeContext
 from superfluid_head.fleet.directory import NodeAddress
 from superfluid_head.fleet.hooks import NodeHooks, SessionMessage
@@ -45,7 +46,7 @@ from superfluid_head.fleet.wear import Wear
 __all__ = ["FleetNode", "NodeHooks", "SessionMessage"]
 
 REPORTS = "prefix"
-FEATURES = ("prefix-shared",)
+FEATURES = ("prefix-shared", TIMING)
 CLOSE_MS = 500
 DRAIN_TURNS = 4
 
@@ -154,6 +155,7 @@ class FleetNode(NodeState):
                 clock=context.clock,
             )
         except DialError as error:
+            self.dial_failures += 1
             self._hooks.refused()
             self._complain(str(error))
             return None
@@ -268,7 +270,7 @@ class FleetNode(NodeState):
 
     def _on_message(self, standing: Standing, message: Message) -> None:
         match message:
-            case Tokens() | Opened() | ProgressReport() | Closed():
+            case Tokens() | Opened() | ProgressReport() | Closed() | Timing():
                 self._hooks.heard(self, standing.number, message)
             case Refuse():
                 if message.session and not self.asks.refuse(message):

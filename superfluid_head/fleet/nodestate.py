@@ -34,7 +34,7 @@ class NodeState:
         self.circuit = Circuit(context.fleet_limits)
         self.slots: dict[int, Slot] = {}
         self.links = Links()
-        self.rekeys = 0
+        self.rekeys = self.dial_failures = self.faults = 0
         self.down_ns = context.clock.now_ns()
         self.is_drained = False
         self._boot = self._drained_boot = ""

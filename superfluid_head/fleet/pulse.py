@@ -65,6 +65,7 @@ class Pulse:
         self._renewed_ns = now_ns
         self._pinged_ns = now_ns
         self._echo = Echo(stamp_ns, now_ns)
+        self.rtt_ns: int | None = None
         self._steps = -1
         self._rose_ns = now_ns
         self._status: Status | None = None
@@ -81,7 +82,10 @@ class Pulse:
 
     def on_pong(self, pong: Pong, now_ns: int) -> None:
         """Take an answer to a PING, and the STATUS in it."""
-        self._echo.on_pong(pong.nonce, None if pong.status is None else pong.status.stamp_ns)
+        stamp_ns = None if pong.status is None else pong.status.stamp_ns
+        asked_ns = self._echo.on_pong(pong.nonce, stamp_ns)
+        if asked_ns is not None:
+            self.rtt_ns = max(0, now_ns - asked_ns)
         if pong.status is not None:
             self.on_status(pong.status, now_ns)
 

@@ -117,10 +117,11 @@ class TenantShares:
 
     def produced(self, session: int, tenant: str, output: int) -> None:
         """Charge tokens; they are no longer to come."""
-        self._charge(tenant, OUTPUT_WEIGHT * output)
-        left = self._left.get(session, 0)
+        share = OUTPUT_WEIGHT * output * WHOLE_SHARE // self._weights.get(tenant, 1)
+        self._served[tenant] = self._served.get(tenant, 0) + share
+        left = self._left.get(session)
         if left:
-            self._left[session] = max(0, left - output)
+            self._left[session] = left - output if left > output else 0
             self._comes(tenant, -min(left, output))
 
     def over(self, session: int, tenant: str) -> None:

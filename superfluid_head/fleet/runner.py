@@ -19,11 +19,12 @@ from superfluid_core.placement.policies import Refusal, RefusalKind
 from superfluid_core.placement.reserve import Placed as Reserved
 from superfluid_core.placement.view import Fit
 from superfluid_core.session import FinishReason, QosClass
-from superfluid_core.wire.messages import CancelSession, SetClass, Tokens
+from superfluid_core.wire.messages import CancelSession, SetClass, TokenRow, Tokens
+from superfluid_core.wire.notes import Timing
 from superfluid_head.fleet import transitions as t
 from superfluid_head.fleet.chronicle import Chronicle
 from superfluid_head.fleet.desk import Desk
-from superfluid_head.fleet.events import EndEvent, MovedEvent, ProgressEvent, TokensEvent
+from superfluid_head.fleet.events import MovedEvent, ProgressEvent
 from superfluid_head.fleet.generation import Phase
 from superfluid_head.fleet.node import FleetNode, SessionMessage
 from superfluid_head.fleet.quarantine import QuarantineTable
@@ -32,6 +33,7 @@ from superfluid_head.fleet.relief import Relief
 from superfluid_head.fleet.standing import Counters, Slot
 from superfluid_head.fleet.stream import Generation
 from superfluid_head.fleet.translate import (
+    arrived_of,
     error_of,
     input_of,
     open_of,
@@ -114,13 +116,17 @@ class Runner:
 
     def heard(self, link: int, message: SessionMessage) -> None:
         if isinstance(message, Tokens):
+            now_ns = self._clock.now_ns()
             for row in message.rows:
-                arrived = t.Arrived(
-                    link, row.epoch, row.first, row.ids, row.logprobs, row.finish, row.stop_id
-                )
-                self._hear(row.session, arrived)
-            return
-        self._hear(message.session, input_of(link, message))
+                generation = self.generations.get(row.session)
+                if generation and generation.machine.take_plain(link, row):
+                    self._deliver(generation, row, now_ns)
+                else:
+                    self._hear(row.session, arrived_of(link, row))
+        elif not isinstance(message, Timing):
+            self._hear(message.session, input_of(link, message))
+        elif message.session in self.generations:
+            self.generations[message.session].timed(link, message)
 
     def _hear(self, session: int, event: t.NodeInput) -> None:
         if session in self.relief:
@@ -180,6 +186,7 @@ class Runner:
         """Count a fault of `node`; its circuit may open, unless it is the last that works."""
         now_ns = self._clock.now_ns()
         self.counters.faults += 1
+        node.faults += 1
         is_last = self._desk.is_last_healthy(node, now_ns)
         self.chronicle.tell("fault", node=node.title, reason=reason)
         if node.circuit.fault(now_ns, is_last_healthy=is_last):
@@ -281,12 +288,13 @@ class Runner:
         epoch = generation.machine.journal.epoch
         where = (standing.number, node.key, node.title)
         slot = Slot(ticket.session, epoch, *where, reservation, now_ns)
+        waited_ms = (now_ns - ticket.since_ns) // MS
         generation.waiting.take(slot)
+        generation.spans.placed(node.title, epoch, wanted.reason, waited_ms)
         node.slots[ticket.session] = slot
         if wanted.is_move:
             self._moves.take(now_ns)
         self.counters.placements += 1
-        waited_ms = (now_ns - ticket.since_ns) // MS
         self.chronicle.placed(request, epoch, wanted, choice, waited_ms)
         offer = standing.offers[request.model]
         stops = frozenset(request.stop_ids)
@@ -327,13 +335,9 @@ class Runner:
                 self._nodes[action.node].view.busy_until_ns = self._clock.now_ns() + pause_ms * MS
 
     def _act_on_reader(self, generation: Generation, action: t.ReaderAction) -> None:
-        journal = generation.machine.journal
         match action:
             case t.Deliver():
-                self._note_success(generation)
-                tenant = generation.request.tenant
-                self.room.shares.produced(generation.session, tenant, len(action.ids))
-                generation.push(TokensEvent(action.first, action.ids, action.logprobs))
+                self._deliver(generation, action, self._clock.now_ns())
             case t.Report():
                 generation.push(ProgressEvent(action.done, action.total, action.cached))
             case t.Announce():
@@ -344,19 +348,27 @@ class Runner:
             case t.End():
                 self._learn(generation, action.reason)
                 self.counters.ended += 1
-                cached, moves = journal.cached, journal.moves
-                generation.push(EndEvent(action.reason, action.stop_id, cached, moves))
+                generation.push(generation.end_event(action.reason, action.stop_id))
             case t.Fail():
                 self.room.leave(generation.session)
                 self.counters.failed += 1
                 generation.break_off(error_of(action))
+
+    def _deliver(self, generation: Generation, row: TokenRow | t.Deliver, now_ns: int) -> None:
+        slot = generation.waiting.slot
+        if slot is not None:
+            slot.progressed_ns = now_ns
+            if not slot.is_begun:
+                self._note_success(generation, slot)
+        self.room.shares.produced(generation.session, generation.request.tenant, len(row.ids))
+        generation.push_tokens(row.first, row.ids, row.logprobs)
 
     def _wait(self, generation: Generation, wanted: t.Place) -> None:
         """Queue, and place at once whoever can be: a newcomer does not overtake those who wait."""
         now_ns = self._clock.now_ns()
         waiting = generation.waiting
         waiting.place = wanted
-        waiting.since_ns = waiting.since_ns or now_ns
+        waiting.enter(now_ns)
         is_accepted = wanted.is_move or generation.machine.journal.epoch > 1
         request = generation.request
         ticket = self.room.enter(
@@ -388,6 +400,10 @@ class Runner:
         lease = (standing.stamp_ns, ttl_ms)
         message = open_of(journal, slot, generation.qos, action.max_output, lease)
         message = with_deadlines(message, journal, self._clock.now_ns())
+        features = standing.welcome.features
+        note = generation.spans.opened(slot.session, slot.epoch, slot.title, features)
+        if note is not None:
+            node.send_on(slot.link, note)
         try:
             node.send_on(slot.link, message)
         except LocalProtocolError as error:
@@ -397,6 +413,7 @@ class Runner:
         slot, generation.waiting.slot = generation.waiting.slot, None
         assert slot is not None, "left without a slot"
         assert slot.epoch == action.epoch, "left another placement"
+        generation.spans.left(action.reason)
         node = self._nodes[slot.key]
         slot.reservation.release()
         node.slots.pop(slot.session, None)
@@ -405,22 +422,26 @@ class Runner:
             node.send_on(slot.link, CancelSession(slot.session, slot.epoch, action.reason))
         self.pump_soon()
 
-    def _note_success(self, generation: Generation) -> None:
-        slot = generation.waiting.slot
-        if slot is None or slot.is_begun:
-            return
+    def _note_success(self, generation: Generation, slot: Slot) -> None:
         slot.is_begun = True
         slot.reservation.started()
         now_ns = self._clock.now_ns()
         self.chronicle.began(generation.request, (now_ns - slot.placed_ns) // MS)
+        generation.spans.began()
+        split = generation.waiting.first_token(slot, now_ns)
+        if split is not None:
+            self.chronicle.observer.first_token(*split)
         self._nodes[slot.key].circuit.success(now_ns)
         self.pump_soon()
 
     def _announce(self, generation: Generation, action: t.Announce) -> None:
         self.counters.moves += 1
         journal = generation.machine.journal
-        self.chronicle.moved(generation.request, action, journal.epoch, len(journal.ids))
-        generation.push(MovedEvent(action.moves, action.reason))
+        delivered, left = len(journal.ids), generation.last_node
+        self.chronicle.moved(generation.request, action, journal.epoch, delivered, left)
+        event = MovedEvent(action.moves, action.reason)
+        generation.spans.moved(event, len(journal.ids))
+        generation.push(event)
 
     def _learn(self, generation: Generation, reason: FinishReason) -> None:
         if reason in (FinishReason.STOP, FinishReason.LENGTH):

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from superfluid_core.link.link import Link
 from superfluid_core.placement.reserve import Reservation
 from superfluid_core.wire.messages import ModelOffer, Status, Welcome
+from superfluid_core.wire.notes import Timing
 from superfluid_head.fleet.pulse import Pulse
 from superfluid_head.fleet.transitions import Loss
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One session placed on one node: its reservation, when that was, and when it last moved on."""
+    """One session placed on one node: its reservation, when that was, and when it last moved on. `timing` is the node's word."""
 
     session: int
     epoch: int
@@ -27,6 +28,7 @@ class Slot:
     progressed_ns: int
     is_acknowledged: bool = False
     is_begun: bool = False
+    timing: Timing | None = None
     placed_ns: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,12 +73,20 @@ class Counters:
     link_refusals: int = 0
     join_refusals: int = 0
 
-    def links(self) -> dict[str, int]:
-        """Count what happened to links, by name."""
-        return {
+    def shown(self) -> dict[str, dict[str, int]]:
+        """Count by event, under the names of the metrics' families."""
+        links = {
             "joined": self.joins,
             "rekeyed": self.rekeys,
             "relinked": self.relinked,
             "dial refused": self.link_refusals,
             "join refused": self.join_refusals,
         }
+        sessions = {
+            "ended": self.ended,
+            "failed": self.failed,
+            "fault": self.faults,
+            "stale row": self.stale_rows,
+            "quarantined": self.quarantined,
+        }
+        return {"link_events": links, "fleet_events": sessions}

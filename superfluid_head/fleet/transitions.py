@@ -6,6 +6,7 @@ which they came (a number that the head gave it) and the epoch: `generation.py` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -67,7 +68,7 @@ class Arrived:
     epoch: int
     first: int
     ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
     finish: FinishReason | None = None
     stop_id: int | None = None
 
@@ -239,7 +240,7 @@ class Deliver:
 
     first: int
     ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
+    logprobs: Sequence[TokenLogprobs]
 
 
 @dataclass(frozen=True, slots=True)

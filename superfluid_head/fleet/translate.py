@@ -26,6 +26,7 @@ from superfluid_core.wire.messages import (
     ProgressReport,
     Refuse,
     Status,
+    TokenRow,
 )
 from superfluid_head.fleet import transitions as t
 from superfluid_head.fleet.codes import BUSY_CODES
@@ -101,6 +102,10 @@ def with_deadlines(message: Open, journal: Journal, now_ns: int) -> Open:
 def _left_ms(until_ns: int | None, now_ns: int) -> int | None:
     """Return whole milliseconds, as the wire can say them."""
     return None if until_ns is None else min(max(1, (until_ns - now_ns) // MS), LEFT_MS_MAX)
+
+
+def arrived_of(link: int, row: TokenRow) -> t.Arrived:
+    return t.Arrived(link, row.epoch, row.first, row.ids, row.logprobs, row.finish, row.stop_id)
 
 
 def input_of(link: int, message: Opened | ProgressReport | Closed | Refuse) -> t.NodeInput:

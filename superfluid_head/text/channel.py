@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 
 from superfluid_core.session import TokenLogprobs
 from superfluid_head.text.delta import CallPart, Delta, DeltaBuilder, HiddenSpans, Mark, Sampled
@@ -106,6 +107,7 @@ class Channel:
         self._options = options
         self._reader = reader
         self._stretch: _Stretch | None = None
+        self._ending_ids = frozenset() if options.include_stop else options.stop_ids
         self._is_bare = reader is None and not options.stops and not options.keep_tokens
         self._builder = DeltaBuilder(self._drain, trims=reader is not None)
         self._hidden = HiddenSpans()
@@ -130,10 +132,10 @@ class Channel:
         """Take ids in order; returns the deltas that they made certain, none while text is held back."""
         if self._is_bare:
             return self._pass(ids)
-        for at, token in enumerate(ids):
+        for token, measured in zip(ids, logprobs or repeat(None), strict=False):
             if self.is_stopped:
                 break
-            self._take(token, logprobs[at] if logprobs else None)
+            self._take(token, measured)
         return self._made()
 
     def finish(self) -> tuple[Delta, ...]:
@@ -154,11 +156,15 @@ class Channel:
     def _pass(self, ids: Sequence[int]) -> tuple[Delta, ...]:
         """Decode and deliver: nothing is matched, read or kept. Most answers come this way."""
         shown: list[str] = []
-        ends = frozenset() if self._options.include_stop else self._options.stop_ids
+        detokenizer, ends = self._detokenizer, self._ending_ids
         self.count += len(ids)
         for token in ids:
-            is_end = token in ends
-            pieces = self._detokenizer.finish() if is_end else self._detokenizer.push(token)
+            if token not in ends and token not in detokenizer.special_ids:
+                text = detokenizer.decode(token)
+                self._known += len(text)
+                shown.append(text)
+                continue
+            pieces = detokenizer.finish() if token in ends else detokenizer.push(token)
             for piece in pieces:
                 self._known += len(piece.text)
                 if piece.is_shown:

@@ -32,7 +32,7 @@ class CallPart:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Delta:
     """What may be sent now: one of text, reasoning and call, or neither when tokens are left at the end.
 

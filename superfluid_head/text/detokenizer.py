@@ -14,9 +14,6 @@ from typing import NamedTuple
 
 TokenBytes = Callable[[int], bytes]
 
-_new_decoder = codecs.getincrementaldecoder("utf-8")
-
-
 class Piece(NamedTuple):
     """Some un-skipped text and whether readers see it."""
 
@@ -27,37 +24,43 @@ class Piece(NamedTuple):
 class Detokenizer:
     """The decode of one choice. `push` and `finish` mutate it; the pieces of all calls concatenate to the text."""
 
-    __slots__ = ("_decoder", "_skip_special", "_special_ids", "_token_bytes")
+    __slots__ = ("_open", "_skip_special", "_token_bytes", "special_ids")
 
     def __init__(
         self, token_bytes: TokenBytes, special_ids: frozenset[int], *, skip_special: bool = True
     ) -> None:
         self._token_bytes = token_bytes
-        self._special_ids = special_ids
+        self.special_ids = special_ids
         self._skip_special = skip_special
-        self._decoder = _new_decoder("replace")
+        self._open = b""
 
     def shows(self, token: int) -> bool:
         """Whether readers see the text of `token`."""
-        return not (self._skip_special and token in self._special_ids)
+        return not (self._skip_special and token in self.special_ids)
 
     @property
     def is_open(self) -> bool:
         """Whether bytes wait for the rest of their character."""
-        return bool(self._decoder.getstate()[0])
+        return bool(self._open)
 
     def push(self, token: int) -> tuple[Piece, ...]:
         """Decode one more id; returns what became certain, possibly nothing."""
-        data = self._token_bytes(token)
-        if token not in self._special_ids:
-            text = self._decoder.decode(data)
+        if token not in self.special_ids:
+            text = self.decode(token)
             return (Piece(text, True),) if text else ()
         pieces = self.finish()
-        text = data.decode("utf-8", "replace")
+        text = self._token_bytes(token).decode("utf-8", "replace")
         return (*pieces, Piece(text, self.shows(token))) if text else pieces
+
+    def decode(self, token: int) -> str:
+        """Decode one more id that is not special, and so is shown; returns what became certain."""
+        data = self._open + self._token_bytes(token)
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._open = data[used:]
+        return text
 
     def finish(self) -> tuple[Piece, ...]:
         """Give up on an open character: it becomes U+FFFD."""
-        text = self._decoder.decode(b"", True)
-        self._decoder.reset()
+        text, _ = codecs.utf_8_decode(self._open, "replace", True)
+        self._open = b""
         return (Piece(text, True),) if text else ()

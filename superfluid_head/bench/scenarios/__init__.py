@@ -13,7 +13,9 @@ ONE_BOX = (
     "worker-kill", "restart", "agents-and-chat", "kv-exhaustion", "reload", "tool-session",
     "disconnect", "shared-prefix",
 )  # fmt: skip
-FLEET = ("kill", "freeze", "burst", "prefix", "cancel", "rolling", "fair", "fleet-qos", "fifty")
+FLEET = (
+    "kill", "freeze", "burst", "prefix", "cancel", "rolling", "fair", "fleet-qos", "fifty", "overhead",
+)  # fmt: skip
 NAMES = (*ONE_BOX, *FLEET)
 
 

@@ -32,6 +32,7 @@ class Plan:
     is_quick: bool = False
     base_url: str | None = None
     api_key: str | None = None
+    peer_venv: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from superfluid_core.progress import Meter
 from superfluid_head.bench.report import json_line, median, table
 from superfluid_head.bench.rig import RigError
 from superfluid_head.bench.scenarios import NAMES, scenario_named
@@ -31,10 +32,12 @@ def measured(scenario: Scenario, say: Say) -> list[Figures]:
     where = "peer" if scenario.plan.base_url else scenario.engine_in_use
     with ExitStack() as stack:
         scenario.setup(stack)
+        meter = stack.enter_context(Meter(scenario.name, count + 1, has_lines=False))
         for number in range(count + 1):
             figures = {name: +value for name, value in scenario.round(number).items()}
             fields = {"scenario": scenario.name, "round": number, "warm_up": number == 0}
             say(json_line(fields | {"engine": where, "cores": cores(), **figures}))
+            meter.step()
             if number > 0:
                 rounds.append(figures)
     return rounds

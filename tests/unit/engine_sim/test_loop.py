@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from superfluid_core.clock import SystemClock
 from superfluid_core.engine import loop as loop_module
+from superfluid_core.engine.embedding import Embedding
 from superfluid_core.engine.loop import EngineLoop
 from superfluid_core.engine.script import load_script
 from superfluid_core.engine.sim import SimEngine, SimOptions, ThreadPause
@@ -225,6 +227,77 @@ def test_a_hung_engine_is_visible_and_is_left_behind_on_stop() -> None:
 
     rig = Rig
     run(lambda: rig('{"pieces": ["abcdef"], "fault": "hang", "fault_at": 2}'), body)
+
+
+class Handover(queue.SimpleQueue[Any]):
+    """Notes how long ago the running step is said to have begun, at the moment when a plan is handed over."""
+
+    def __init__(self, loop: EngineLoop) -> None:
+        super().__init__()
+        self.loop = loop
+        self.ages_ns: list[int] = []
+
+    def put(self, item: Any, *rest: Any, **more: Any) -> None:
+        if item is not None:
+            self.ages_ns.append(CLOCK.now_ns() - self.loop.step_started_ns)
+        super().put(item, *rest, **more)
+
+
+def test_an_engine_that_idled_is_not_taken_for_a_hung_one_when_work_comes() -> None:
+    """Met when a watchdog looked between the handing over of a plan and the engine thread's taking it."""
+    handovers: list[Handover] = []
+
+    def rig_of() -> Rig:
+        rig = Rig()
+        handovers.append(Handover(rig.loop))
+        rig.loop._plans = handovers[0]
+        return rig
+
+    async def body(rig: Rig) -> None:
+        for number in (1, 2):
+            await asyncio.sleep(0.3)
+            submit(rig, number, "x", max_output=2)
+            await rig.until(lambda number=number: rig.finish(number) is not None)  # type: ignore[misc]
+
+    run(rig_of, body)
+    assert len(handovers[0].ages_ns) >= 2
+    assert max(handovers[0].ages_ns) < 200_000_000
+
+
+class Stuck(SimEngine):
+    """Its texts wait for a release on their way to a vector."""
+
+    release: threading.Event
+
+    def embed(self, ids: Sequence[int], pooling: str) -> Iterator[bytes | None]:
+        self.release.wait(10)
+        yield b"\0\0\0\0"
+
+
+def test_an_engine_that_hangs_over_a_text_is_busy_without_any_session() -> None:
+    outcomes: list[object] = []
+    release = threading.Event()
+
+    def rig_of() -> Rig:
+        rig = Rig()
+        rig.engine.__class__ = Stuck
+        rig.engine.release = release  # type: ignore[attr-defined]
+        return rig
+
+    async def body(rig: Rig) -> None:
+        await asyncio.sleep(0.2)
+        busy = [rig.loop.is_busy]
+        assert rig.loop.embed(Embedding((1, 2), "mean", outcomes.append))
+        await asyncio.sleep(0.1)
+        busy.append(rig.loop.is_busy)
+        assert 50_000_000 < CLOCK.now_ns() - rig.loop.step_started_ns < 200_000_000
+        release.set()
+        while not outcomes:  # noqa: ASYNC110 - told by a callback
+            await asyncio.sleep(0.01)
+        assert [*busy, rig.loop.is_busy] == [False, True, False]
+
+    run(rig_of, body)
+    assert outcomes == [b"\0\0\0\0"]
 
 
 def test_stopping_in_the_middle_of_a_long_step_takes_no_longer_than_the_grace() -> None:

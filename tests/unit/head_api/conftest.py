@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any
@@ -46,14 +46,19 @@ SEPARATOR = 257
 WINDOW = 4_096
 
 
-def fleet_snapshot(*, is_ready: bool) -> dict[str, Any]:
-    """How a fleet of one node stands that is up, or cannot be reached."""
-    node = NodeState(
+def fleet_node(*, is_ready: bool) -> NodeState:
+    """A node that is up, or cannot be reached."""
+    return NodeState(
         name="n1", address="10.0.0.1:8454", is_up=is_ready, state="up" if is_ready else "down",
         detail="" if is_ready else "refused", boot="b", models=("org/m",), lanes=4, lanes_busy=3, queued=2,
         sessions=5, blocks=100, blocks_used=7, prefill_rate=0.0, circuit="closed", is_draining=False,
         link="joined", links=2, key="7f3a91c2", link_age_s=7_300, rekeys=1,
     )  # fmt: skip
+
+
+def fleet_snapshot(*, is_ready: bool) -> dict[str, Any]:
+    """How a fleet of one node stands that is up, or cannot be reached."""
+    node = fleet_node(is_ready=is_ready)
     return {
         "ready": is_ready, "policy": "load-aware", "nodes": [asdict(node)], "models": [], "waiting": (0, 1, 0, 0),
         "running": 6, "counters": asdict(Counters(placements=9, moves=1, joins=2, rekeys=1, join_refusals=3)),
@@ -134,6 +139,7 @@ class FakeGeneration:
         self.request = request
         self._events = self._play()
         self._stop_at: int | None = None
+        self._taker: Callable[[TokensEvent], bool] = lambda _event: False
         self.node = self.last_node = "n1"
 
     async def __aenter__(self) -> FakeGeneration:
@@ -157,6 +163,9 @@ class FakeGeneration:
     async def __anext__(self) -> GenerationEvent:
         return await self._events.__anext__()
 
+    def offer(self, taker: Callable[[TokensEvent], bool]) -> None:
+        self._taker = taker
+
     def set_class(self, qos: QosClass) -> None:
         self.fleet.classes.append(qos)
 
@@ -178,7 +187,9 @@ class FakeGeneration:
                 for token in step:
                     logprobs = TokenLogprobs(-0.5, ((token, -0.5), (65, -1.0), (66, float("-inf"))))
                     wanted = request.sampling.logprobs is not None
-                    yield TokensEvent(sent, (token,), (logprobs,) if wanted else ())
+                    event = TokensEvent(sent, (token,), (logprobs,) if wanted else ())
+                    if not self._taker(event):
+                        yield event
                     sent += 1
                     if self._stop_at is not None:
                         yield EndEvent(FinishReason.STOP, None, script.cached, 0)
@@ -242,8 +253,9 @@ class FakeFleet:
     def waiting_by_class(self) -> Sequence[int]:
         return (0, 1, 2, 3)
 
-    def link_counts(self) -> Mapping[str, int]:
-        return {"joined": 4, "rekeyed": 5, "relinked": 6, "dial refused": 7, "join refused": 8}
+    def counts(self) -> Mapping[str, Mapping[str, int]]:
+        links = {"joined": 4, "rekeyed": 5, "relinked": 6, "dial refused": 7, "join refused": 8}
+        return {"link_events": links, "fleet_events": {"failed": 2}}
 
     async def node_stats(self, name: str) -> bytes:
         if name not in self.stats:
@@ -296,9 +308,7 @@ class FakeFleet:
             raise InvalidRequestError("no such node")
 
     def health(self) -> Any:
-        return SimpleNamespace(
-            is_ready=self.is_ready, nodes=[SimpleNamespace(name="n1", is_up=self.is_ready)]
-        )
+        return SimpleNamespace(is_ready=self.is_ready, nodes=[fleet_node(is_ready=self.is_ready)])
 
 
 class Bench:

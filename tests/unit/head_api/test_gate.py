@@ -16,6 +16,8 @@ from superfluid_head.app import routes
 KEY = "sk-abcdef123456"
 RING = [(KEY, Principal("default", admin=True)), ("sk-other-7654321", Principal("other"))]
 OPEN = ("/livez", "/readyz", "/health", "/ping")
+PAGES = ("/", "/dashboard")
+"""What a browser gets without a key holds no data (test_dashboard.py)."""
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def test_without_a_right_key_everything_but_the_open_paths_is_401(
 def test_every_route_is_guarded_unless_it_is_on_the_list(locked: Any) -> None:
     for verbs, path, _ in routes(locked.head):
         response = locked.send(verbs[0], path.replace("{name:path}", "x"))
-        assert (response.status_code == 401) == (path not in OPEN), path
+        assert (response.status_code == 401) == (path not in (*OPEN, *PAGES)), path
 
 
 def test_the_key_names_the_tenant(locked: Any) -> None:
@@ -245,8 +247,7 @@ def test_metrics_count_what_happened_with_bounded_labels(bench: Any) -> None:
     assert 'superfluid_head_requests_total{route="/v1/chat/completions",status="200"} 2.0' in text
     assert 'superfluid_head_requests_total{route="/v1/chat/completions",status="404"} 1.0' in text
     assert 'superfluid_head_tokens_total{kind="completion",model="org/m"} 6.0' in text
-    assert 'superfluid_head_generations_total{finish="stop",model="org/m"} 2.0' in text
-    assert 'superfluid_head_placements_total{node="n1"} 2.0' in text
+    assert 'superfluid_head_generations_total{class="agent",finish="stop",model="org/m"} 2.0' in text
     assert 'superfluid_head_node_up{node="n1"} 1.0' in text
     assert "superfluid_head_ttft_seconds_count" in text
     assert "superfluid_head_inter_token_seconds_count" in text

@@ -192,6 +192,9 @@ class Line:
     def get_extra_info(self, name: str) -> Any:
         return (self.address, 4711) if name == "peername" else None
 
+    def set_write_buffer_limits(self, high: int, low: int) -> None:
+        assert low < high <= HttpLimits().slow_client_bytes_max
+
     def abort(self) -> None:
         self.is_aborted = True
 

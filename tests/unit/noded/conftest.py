@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from superfluid_core.clock import SystemClock
+from superfluid_core.engine.base import Engine
 from superfluid_core.engine.script import load_script
 from superfluid_core.engine.sim import NumberedTexts, SimEngine, SimOptions, ThreadPause
 from superfluid_core.limits import LinkLimits
@@ -129,8 +130,8 @@ class NodeRig:
         self.port = port
         self.readers: list[asyncio.Task[None]] = []
 
-    async def link(self, head: str = "head-1") -> HeadEnd:
-        hello = Hello(MINOR, ("files",), head)
+    async def link(self, head: str = "head-1", features: tuple[str, ...] = ("files",)) -> HeadEnd:
+        hello = Hello(MINOR, features, head)
         link = await dial(
             "127.0.0.1", self.port, keys=KEYS, hello=hello, limits=LinkLimits(), clock=self.clock
         )
@@ -154,11 +155,15 @@ async def serving(
     fim: dict[str, Any] | None = None,
     keys: Credentials = KEYS,
     host: str = "127.0.0.1",
+    engine: Engine | None = None,
     **options: Any,
 ) -> AsyncIterator[NodeRig]:
+    """Serve a simulated engine of these options, or the given one."""
     clock = JumpClock()
-    sim = SimOptions(**({"lanes": 4, "blocks": 512, "eos_probability": 0.0} | options))
-    engine = SimEngine(TEXTS, sim, clock, pause=ThreadPause(), script=load_script(script, TEXTS))
+    if engine is None:
+        sim = SimOptions(**({"lanes": 4, "blocks": 512, "eos_probability": 0.0} | options))
+        said = load_script(script, TEXTS)
+        engine = SimEngine(TEXTS, sim, clock, pause=ThreadPause(), script=said)
     given = {"model": "m", "engine": "mock", "identity": "node-1"} | (flags or {})
     config = build_config(read_settings(given, None), Surroundings(None, None, None, None))
     built = Built(engine, engine.describe(), files or {})

@@ -80,8 +80,10 @@ def test_identities_are_made_of_permitted_characters() -> None:
     ("flags", "word"),
     [
         ({"model": ""}, "--model is needed"),
-        ({"engine": "llamacpp"}, "llama.cpp engine is not part of this version"),
-        ({"engine": "mlx"}, "MLX engine is not part of this version"),
+        ({"engine": "llamacpp", "tensor_parallel": "2"}, "--tensor-parallel belongs to --engine native"),
+        ({"engine": "mlx", "attention_backend": "triton"}, "--attention-backend belongs to --engine native"),
+        ({"engine": "mlx", "threads": "2"}, "MLX chooses its threads itself"),
+        ({"engine": "llamacpp", "mock_seed": "1"}, "--mock-seed belongs to --engine mock"),
         ({"engine": "magic"}, "none of native, mock, llamacpp, mlx"),
         ({"kv_blocks": "5", "kv_memory": "1GiB"}, "give one of them"),
         ({"mock_seed": "1"}, "--mock-seed belongs to --engine mock"),

@@ -72,6 +72,8 @@ def test_a_node_is_called_what_its_certificate_says(
         "off",
         "--join",
         "127.0.0.1",
+        "--metrics",
+        "127.0.0.1:0",
     ]
     assert run([*flags, *pki]) == 0
     shown = capsys.readouterr().out

@@ -108,6 +108,23 @@ def test_the_routes_answer_on_loopback() -> None:
         assert http.get("/healthz").status_code == 503
 
 
+@pytest.mark.parametrize(
+    ("status", "well", "live", "ready"),
+    [("ok", True, 200, 200), ("draining", False, 200, 503), ("engine hung", False, 503, 503)],
+)
+def test_probes_need_no_token_and_tell_a_hung_node_from_one_that_drains(
+    status: str, well: bool, live: int, ready: int
+) -> None:
+    app = build_app(
+        lambda: b"", dict, lambda: (well, {"status": status, "sessions": 3}), b"0123456789abcdef"
+    )
+    with TestClient(app, base_url="http://10.0.0.1") as http:
+        assert http.get("/livez").status_code == live
+        assert http.get("/readyz").status_code == ready
+        assert http.get("/readyz").json() == {"status": status}
+        assert http.get("/healthz").status_code == 401
+
+
 def test_a_web_page_cannot_read_a_loopback_listener_through_its_own_name() -> None:
     for base in ("http://evil.example", "http://10.0.0.1"):
         with client(None, base) as http:

@@ -1,0 +1,50 @@
+"""From one head's settings to those of its workers: what `serve` does when `--workers` says more than one.
+
+In the parent it returns when all has ended; in every worker at once, with the configuration and the place of that one. Key files and lists
+of nodes are read when a worker starts, so one that is started anew has what is in force by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from superfluid_core.clock import Clock
+from superfluid_head.config import HeadConfig, Surroundings
+from superfluid_head.listeners import bound, reserve_sockets
+from superfluid_head.ready import write_ready
+from superfluid_head.workers.parent import Parent, Told
+from superfluid_head.workers.place import Place
+
+Build = Callable[[Surroundings], HeadConfig]
+
+
+def become_worker(
+    config: HeadConfig, build: Build, clock: Clock
+) -> tuple[HeadConfig, Place] | None:
+    """Keep workers until told to stop, then return None; in a worker, return what it is. Raises SuperfluidError."""
+    reserved = reserve_sockets(config.http)
+    places, around = tuple(bound(reserved)), config.around
+    watchdog = around.watchdog_usec or ""
+    watchdog_ms = int(watchdog) // 1_000 if watchdog.isdecimal() else 0
+    told = Told(config.workers, config.limits.drain_ms, around.notify_socket, watchdog_ms or None)
+    parent = Parent(told, clock)
+
+    def on_ready() -> None:
+        if config.ready_file is not None:
+            write_ready(config.ready_file, list(places), [])
+
+    parent.on_ready = on_ready
+    place = parent.keep()
+    for one in reserved:
+        one.close()
+    if place is None:
+        return None
+    place.watch_leash()
+    own = replace(
+        around,
+        notify_socket=parent.notify_path(place),
+        watchdog_usec=str(parent.watchdog_ms * 1_000),
+        watchdog_pid=None,
+    )
+    return replace(build(own), http=places, ready_file=None), place

@@ -1,0 +1,175 @@
+"""Makes a worker answer for all: an ASGI layer inside the gate, for the few routes that ask about a whole head.
+
+Owns which routes those are, and how the other workers are asked (their side doors, the caller's own key, a deadline). A summed route
+is answered from all that answer; one that names a session, a stored response, a pinned prefix or a request is answered by whoever
+has it; what is done to a node is done by every head. It knows what paths mean and nothing of how they are answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from superfluid_core.limits import HttpLimits
+from superfluid_head.api.body import ClientGoneError, read_body
+from superfluid_head.api.errors import ApiError
+from superfluid_head.api.gate import is_side_door
+from superfluid_head.api.shapes import reply as shaped
+from superfluid_head.workers import merge
+from superfluid_head.workers.place import Place
+
+ASK_S = 5.0
+PASSED_ON = ("authorization", "x-api-key", "content-type", "x-request-id")
+SUMMED_PATHS = ("/metrics", "/v1/fleet", "/scheduler/stats", "/v1/sessions")
+OWNED = re.compile(
+    r"/v1/(?:sessions/[^/]+(?:/qos)?|responses/[^/]+(?:/cancel|/input_items)?|prefixes/[^/]+|fleet/requests/.+)"
+)
+DONE_BY_ALL = re.compile(r"/v1/fleet/nodes/.+/(?:drain|undrain)")
+
+Merge = Callable[[dict[str, Any], Sequence[dict[str, Any]]], dict[str, Any]]
+MERGES: dict[str, Merge] = {
+    "/v1/fleet": merge.fleets,
+    "/scheduler/stats": merge.schedulers,
+    "/v1/sessions": merge.lists,
+}
+
+
+@dataclass(slots=True)
+class Answered:
+    """A whole answer, from here or from another worker."""
+
+    status: int = 0
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = b""
+
+    @property
+    def is_good(self) -> bool:
+        return self.status == 200
+
+    @property
+    def is_nowhere(self) -> bool:
+        return self.status == 404
+
+
+class Siblings:
+    """Wraps the application of one worker."""
+
+    def __init__(self, app: ASGIApp, place: Place, limits: HttpLimits) -> None:
+        self._app = app
+        self._place = place
+        self._door = str(place.door(place.number))
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = None if is_side_door(scope, self._door) else self._way(scope)
+        if answer is None:
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await read_body(Request(scope, receive), self._limits)
+            found = await answer(scope, body)
+        except ApiError as error:
+            await shaped(error, scope)(scope, receive, send)
+            return
+        except ClientGoneError:
+            return
+        response = Response(found.body, found.status)
+        kept = [pair for pair in found.headers if pair[0] != b"content-length"]
+        response.raw_headers = [*kept, (b"content-length", str(len(found.body)).encode())]
+        await response(scope, receive, send)
+
+    def _way(self, scope: Scope) -> Any:
+        path, method = scope["path"], scope["method"]
+        if method == "GET" and path in SUMMED_PATHS:
+            return self._summed
+        if method in ("GET", "POST", "DELETE") and OWNED.fullmatch(path):
+            return self._owned
+        return self._by_all if method == "POST" and DONE_BY_ALL.fullmatch(path) else None
+
+    async def _summed(self, scope: Scope, body: bytes) -> Answered:
+        own = await self._here(scope, body)
+        if not own.is_good:
+            return own
+        others = [each for each in await self._everywhere(scope, body) if each.is_good]
+        if scope["path"] == "/metrics":
+            pages = [each.body.decode() for each in (own, *others)]
+            text = await asyncio.to_thread(merge.metrics, pages)
+            return Answered(own.status, own.headers, text.encode())
+        told = [json.loads(each.body) for each in others]
+        shown = MERGES[scope["path"]](json.loads(own.body), told)
+        return Answered(own.status, own.headers, json.dumps(shown).encode())
+
+    async def _owned(self, scope: Scope, body: bytes) -> Answered:
+        own = await self._here(scope, body)
+        if not own.is_nowhere:
+            return own
+        for each in await self._everywhere(scope, body):
+            if each.status and not each.is_nowhere:
+                return each
+        return own
+
+    async def _by_all(self, scope: Scope, body: bytes) -> Answered:
+        """Do it here, and if that is right, everywhere; a worker that fails to is told as an error."""
+        own = await self._here(scope, body)
+        if not own.is_good:
+            return own
+        failed = [each for each in await self._everywhere(scope, body) if not each.is_good]
+        return failed[0] if failed and failed[0].status else own
+
+    async def _here(self, scope: Scope, body: bytes) -> Answered:
+        """Answer as this worker alone."""
+        found, parts = Answered(), list[bytes]()
+        has_body = True
+
+        async def receive() -> Message:
+            nonlocal has_body
+            if has_body:
+                has_body = False
+                return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                found.status = message["status"]
+                found.headers = tuple(message.get("headers", ()))
+            else:
+                parts.append(message.get("body", b""))
+
+        await self._app(scope, receive, send)
+        found.body = b"".join(parts)
+        return found
+
+    async def _everywhere(self, scope: Scope, body: bytes) -> list[Answered]:
+        """Ask all others; one that does not answer has the status 0."""
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(self._there(number, scope, body))
+                for number in self._place.others()
+            ]
+        return [task.result() for task in asked]
+
+    async def _there(self, number: int, scope: Scope, body: bytes) -> Answered:
+        passed = {name.encode("ascii") for name in PASSED_ON}
+        headers = [(name, value) for name, value in scope["headers"] if name in passed]
+        query = scope.get("query_string", b"").decode("latin-1")
+        url = "http://worker" + scope["path"] + (f"?{query}" if query else "")
+        transport = httpx.AsyncHTTPTransport(uds=str(self._place.door(number)))
+        try:
+            async with httpx.AsyncClient(transport=transport, timeout=ASK_S) as client:
+                came = await client.request(scope["method"], url, headers=headers, content=body)
+        except httpx.HTTPError:
+            return Answered()
+        kept = (b"content-type", b"retry-after")
+        found = [(name.lower(), value) for name, value in came.headers.raw]
+        return Answered(
+            came.status_code, tuple(pair for pair in found if pair[0] in kept), came.content
+        )

@@ -1,0 +1,179 @@
+"""`serve --workers 2`: real processes on one port that answer as one, lose one of them, and drain together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from superfluid_core.clock import SystemClock
+from superfluid_head.bench.rig import Child, Rig
+from superfluid_head.bench.spent import tree
+from superfluid_head.bench.streams import Outcome, request_of, stream_all
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+FLAGS = ("--engine", "mock", "--model", "demo", "--mock-eos", "0", "--max-batch", "32")
+STREAMS = 12
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    with Rig() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def head(rig: Rig) -> Child:
+    key = rig.make_key()
+    node = rig.start_node("node-0", *FLAGS, "--mock-rates", "prefill=0,decode=25", key=key)
+    rig.wait_ready(node)
+    made = rig.start_head("demo", "--workers", "2", nodes=[node.listen], key=key)
+    rig.wait_ready(made)
+    until(lambda: is_whole(made))
+    return made
+
+
+def until(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.05)
+
+
+def get(head: Child, path: str) -> Any:
+    """Ask over a connection of its own, which may come to either worker."""
+    reply = httpx.get(head.url + path, timeout=10, trust_env=False)
+    assert reply.status_code == 200, reply.text
+    return reply.text if path == "/metrics" else reply.json()
+
+
+def sample(page: str, name: str) -> float:
+    rows = (line for line in page.splitlines() if line.startswith((name + "{", name + " ")))
+    return sum(float(row.rpartition(" ")[2]) for row in rows)
+
+
+def is_whole(head: Child) -> bool:
+    """Whether both workers answer and reach the node."""
+    try:
+        page = get(head, "/metrics")
+        return sample(page, "superfluid_head_workers") == 2 and all(
+            get(head, "/readyz")["status"] == "ok" for _ in range(6)
+        )
+    except (httpx.HTTPError, AssertionError):
+        return False
+
+
+@contextmanager
+def streaming(head: Child, tokens: int) -> Iterator[Callable[[], list[Outcome]]]:
+    """Have STREAMS answers under way; call what is yielded to hear how they ended."""
+    body = {"model": get(head, "/v1/models")["data"][0]["id"], "max_tokens": tokens, "stream": True}
+    bodies = [
+        {**body, "messages": [{"role": "user", "content": f"Count {n}"}]} for n in range(STREAMS)
+    ]
+    requests = [request_of(head.url, each) for each in bodies]
+
+    async def run() -> list[Outcome]:
+        return await stream_all(head.url, requests, SystemClock())
+
+    with asyncio.Runner() as runner:
+        running: asyncio.Task[list[Outcome]] = runner.get_loop().create_task(run())
+
+        def turn(seconds: float) -> None:
+            runner.run(asyncio.wait_for(asyncio.shield(asyncio.wait([running])), seconds))
+
+        deadline = time.monotonic() + 20
+        while get(head, "/v1/fleet")["running"] < STREAMS:
+            assert time.monotonic() < deadline, "the streams did not begin"
+            try:
+                turn(0.05)
+            except TimeoutError:
+                continue
+        yield lambda: runner.run(_result(running))
+
+
+async def _result(running: asyncio.Task[list[Outcome]]) -> list[Outcome]:
+    return await running
+
+
+def test_clients_are_spread_and_metrics_are_one(head: Child) -> None:
+    before = sample(get(head, "/metrics"), "superfluid_head_generations_total")
+    with streaming(head, 60) as ended:
+        shares = [each["running"] for each in get(head, "/v1/fleet")["workers"]]
+        outcomes = ended()
+    assert [each.error for each in outcomes] == [None] * STREAMS
+    assert len(shares) == 2
+    assert min(shares) > 0
+    assert sum(shares) == STREAMS
+    for _ in range(4):
+        page = get(head, "/metrics")
+        assert sample(page, "superfluid_head_generations_total") - before == STREAMS
+        assert sample(page, "superfluid_head_node_up") == 1
+
+
+def test_a_session_is_found_whichever_worker_is_asked(head: Child) -> None:
+    with streaming(head, 200) as ended:
+        listed = get(head, "/v1/sessions")["data"]
+        assert len(listed) == STREAMS
+        for session in listed:
+            url = f"{head.url}/v1/sessions/{session['id']}"
+            reply = httpx.delete(url, timeout=10, trust_env=False)
+            assert reply.status_code == 200
+            assert reply.json()["cancelled"]
+        outcomes = ended()
+    assert not any(each.is_whole for each in outcomes)
+    assert httpx.get(f"{head.url}/v1/sessions/none", trust_env=False).status_code == 404
+
+
+def test_what_is_done_to_a_node_is_done_by_all(head: Child) -> None:
+    for way in ("drain", "undrain"):
+        url = f"{head.url}/v1/fleet/nodes/node-0/{way}"
+        assert httpx.post(url, timeout=10, trust_env=False).status_code == 200
+        seen = {get(head, "/v1/fleet")["nodes"][0]["is_draining"] for _ in range(8)}
+        assert seen == {way == "drain"}
+
+
+def test_a_worker_that_dies_comes_back_and_the_other_serves_on(head: Child) -> None:
+    workers = tree(head.pid)[1:3]
+    with streaming(head, 100) as ended:
+        os.kill(workers[0], signal.SIGKILL)
+        served = 0
+        for _ in range(
+            6
+        ):  # what still waited in the dead one's queue is reset; whoever asks again is served
+            try:
+                served += get(head, "/readyz")["status"] == "ok"
+            except httpx.HTTPError:
+                continue
+        assert served > 0
+        outcomes = ended()
+    broken = sum(not each.is_whole for each in outcomes)
+    assert 0 < broken < STREAMS
+    until(lambda: is_whole(head))
+    again = tree(head.pid)[1:]
+    assert workers[0] not in again
+    assert workers[1] in again
+    assert "a worker ended; it is started again" in head.log_text()
+
+
+def test_workers_that_cannot_serve_end_their_parent_with_their_own_status(rig: Rig) -> None:
+    child = rig.start_head("/nowhere/at/all", "--workers", "2", nodes=["127.0.0.1:9"])
+    assert child.process.wait(timeout=40) == 3
+    assert "a worker could not start" in child.log_text()
+
+
+def test_all_drain_when_the_parent_is_told_to_stop(head: Child) -> None:
+    workers = tree(head.pid)[1:]
+    with streaming(head, 60) as ended:
+        os.kill(head.pid, signal.SIGTERM)
+        outcomes = ended()
+    assert [each.error for each in outcomes] == [None] * STREAMS
+    assert head.process.wait(timeout=15) == 0
+    assert not [pid for pid in workers if os.path.exists(f"/proc/{pid}")]
