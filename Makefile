@@ -15,6 +15,8 @@ BROWSER := .venv/browser/.complete
 HOURS ?= 100
 MINUTES ?= 10
 JOBS := $(shell getconf _NPROCESSORS_ONLN)
+# one more than there are cores: some tests wait for processes and for real time
+WORKERS := $(shell expr $(JOBS) + 1)
 
 .PHONY: dashboard help venv demo test lint format chaos soak clients bench native clean
 
@@ -31,7 +33,7 @@ demo: $(STAMP)  ## a head and two nodes on this machine, and a node killed mid-a
 	$(BIN)/python -m superfluid_head.demo $(ARGS)
 
 test: $(STAMP)  ## every test, with pytest's own summary
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 4 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 4 $(ARGS)
 
 lint: $(STAMP)  ## format, lint, types, import floors
 	$(BIN)/ruff format --check .

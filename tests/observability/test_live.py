@@ -149,6 +149,8 @@ def test_promtool_has_nothing_to_say_about_the_pages(observed: Observed) -> None
 
 # --- traces -----------------------------------------------------------------------------------------
 
+DRAWN_IN_VAIN_MAX = 3
+
 
 def test_one_trace_shows_head_and_both_nodes_of_an_answer_that_moved(observed: Observed) -> None:
     names = {
@@ -182,7 +184,9 @@ def test_one_trace_shows_head_and_both_nodes_of_an_answer_that_moved(observed: O
         assert phases[1].fields["engine.steps"] >= 1
         assert phases[2].fields["engine.steps"] >= phases[2].fields["tokens"] - 1 > 0
         tokens += int(phases[2].fields["tokens"])
-    assert tokens == choice.fields["gen_ai.usage.output_tokens"] == 80
+    assert choice.fields["gen_ai.usage.output_tokens"] == 80
+    # what the node that is left draws while the word that its session has moved is on its way is nobody's
+    assert 80 <= tokens <= 80 + DRAWN_IN_VAIN_MAX
     assert not any(span.is_error for span in spans)
 
 

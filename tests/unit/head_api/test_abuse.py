@@ -24,7 +24,7 @@ from tests.unit.head_api.test_through import Path, standing
 
 KEY, OTHER_KEY = "sk-abcdef123456", "sk-other-7654321"
 RING = KeyRing([(KEY, Principal("one", admin=True)), (OTHER_KEY, Principal("two"))])
-OPEN = {"/livez", "/readyz", "/health", "/ping"}
+OPEN = {"/livez", "/readyz", "/health", "/ping", "/", "/dashboard"}
 HOSTILE_KEYS = (
     "", "x", KEY[:-1], KEY + "x", KEY.upper(), "' OR '1'='1", "\\0", "*", "../../etc/passwd", "sk-" + "a" * 500,
 )  # fmt: skip

@@ -247,7 +247,9 @@ def test_metrics_count_what_happened_with_bounded_labels(bench: Any) -> None:
     assert 'superfluid_head_requests_total{route="/v1/chat/completions",status="200"} 2.0' in text
     assert 'superfluid_head_requests_total{route="/v1/chat/completions",status="404"} 1.0' in text
     assert 'superfluid_head_tokens_total{kind="completion",model="org/m"} 6.0' in text
-    assert 'superfluid_head_generations_total{class="agent",finish="stop",model="org/m"} 2.0' in text
+    assert (
+        'superfluid_head_generations_total{class="agent",finish="stop",model="org/m"} 2.0' in text
+    )
     assert 'superfluid_head_node_up{node="n1"} 1.0' in text
     assert "superfluid_head_ttft_seconds_count" in text
     assert "superfluid_head_inter_token_seconds_count" in text

@@ -101,7 +101,10 @@ def test_o20_a_client_that_leaves_is_cancelled_within_a_second(live: Any, stream
     fleet.say("fine")
     assert httpx.post(live.url + "/v1/chat/completions", json={"messages": MESSAGES}).is_success
     metrics = httpx.get(live.url + "/metrics").text
-    assert 'superfluid_head_generations_total{class="agent",finish="cancelled",model="org/m"} 1.0' in metrics
+    assert (
+        'superfluid_head_generations_total{class="agent",finish="cancelled",model="org/m"} 1.0'
+        in metrics
+    )
 
 
 def test_a_client_that_leaves_while_it_waits_is_cancelled(live: Any) -> None:

@@ -123,13 +123,22 @@ def test_a_head_that_is_gone_for_a_while_leaves_the_last_picture_and_the_reason(
         top._again(refused, picture)
 
 
+# a test run in a shell's background hands down that SIGINT is ignored
+INTERRUPTIBLE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from superfluid_head.cli import main
+main()
+"""
+
+
 @pytest.mark.slow
 def test_on_a_terminal_it_draws_again_until_it_is_interrupted(live: Any) -> None:
     ours, theirs = pty.openpty()
     words = [
         sys.executable,
-        "-m",
-        "superfluid_head.cli",
+        "-c",
+        INTERRUPTIBLE,
         "top",
         "--interval",
         "0.2",
