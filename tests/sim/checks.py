@@ -42,6 +42,7 @@ class Ledger:
     moves: int = 0
     cached: int = 0
     cached_epoch: int | None = None
+    heard_of: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
@@ -245,6 +246,8 @@ class Checks:
     ) -> None:
         ledger = self.ledgers[machine]
         came_from = ledger.current
+        if isinstance(event, t.NodeInput) and came_from == (event.epoch, event.link):
+            ledger.heard_of = came_from
         if isinstance(event, t.Acknowledged | t.Advanced) and came_from == (
             event.epoch,
             event.link,

@@ -124,7 +124,10 @@ class Inspector:
         self._killers.setdefault(node.key, set()).add(prompt)
 
     def saw_down(self, fleet: Fleet, node: FleetNode, loss: Loss) -> None:
-        """A head loses a node. Only an end that it sees as an end is a suspicion; silence, or a farewell, is none."""
+        """A head loses a node. Only an end that it sees as an end is a suspicion; silence, or a farewell, is none.
+
+        Nor is the end of a process of which nothing was heard about this session: its word may be in a frame that was cut.
+        """
         left_ns = next(each.farewell_ns for each in self.scene.nodes if each.key == node.key)
         is_stale = left_ns is None or self.world.now_ns - left_ns > FAREWELL_S_MAX * SECOND
         if loss is Loss.GOING and is_stale:
@@ -135,7 +138,10 @@ class Inspector:
             prompt = () if generation is None else generation.request.prompt
             if prompt in killers:
                 killers.discard(prompt)
-                self.killed_by[prompt] = self.killed_by.get(prompt, 0) + int(loss is Loss.CUT)
+                ledger = None if generation is None else self.checks.ledgers[generation.machine]
+                is_heard = ledger is not None and ledger.heard_of == ledger.current
+                is_known = is_heard and loss is Loss.CUT
+                self.killed_by[prompt] = self.killed_by.get(prompt, 0) + int(is_known)
                 if self.killed_by[prompt] > FleetLimits().processes_lost_max:
                     self.world.broken("one request has killed a third process")
 
