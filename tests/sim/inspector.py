@@ -155,6 +155,8 @@ class Inspector:
             until_ns = None if generation is None else generation.request.deadline_ns
             if generation is None:
                 return  # a context on its way to another node, under a session of its own
+            if message.epoch < generation.machine.journal.epoch:
+                return  # the fault that sends a placement again which is over
             if (until_ns is None) is not (message.deadline_ms is None):
                 self.world.broken("a deadline was lost or made up")
             left_ms = 0 if until_ns is None else max(0, until_ns - process.now_ns()) // MS
