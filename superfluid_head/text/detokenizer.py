@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 TokenBytes = Callable[[int], bytes]
 
+
 class Piece(NamedTuple):
     """Some un-skipped text and whether readers see it."""
 
