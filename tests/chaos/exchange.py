@@ -167,8 +167,20 @@ class Bench:
 
 @asynccontextmanager
 async def serving(keys: FleetKeys | None) -> AsyncIterator[Bench]:
-    for name in ("superfluid.link", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # a line a strike
+    told = [logging.getLogger(name) for name in ("superfluid.link", "asyncio")]
+    levels = [logger.level for logger in told]
+    for logger in told:
+        logger.setLevel(logging.CRITICAL)  # a line a strike
+    try:
+        async with _served(keys) as bench:
+            yield bench
+    finally:
+        for logger, level in zip(told, levels, strict=True):
+            logger.setLevel(level)
+
+
+@asynccontextmanager
+async def _served(keys: FleetKeys | None) -> AsyncIterator[Bench]:
     bench = Bench(keys)
     ((_, port),) = await bench.listener.start("127.0.0.1", 0)
     proxy = await asyncio.to_thread(ChaosProxy, f"127.0.0.1:{port}", bench.tap)
