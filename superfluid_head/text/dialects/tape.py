@@ -35,6 +35,7 @@ class Marks:
         ordered = sorted(set(markers), key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, ordered)) or "(?!)")
         self.singles = singles
+        self.longest = max(map(len, ordered), default=0)
         spelled = [marker for marker in ordered if marker not in singles]
         self._prefixes = frozenset(
             marker[:size] for marker in spelled for size in range(1, len(marker))
@@ -116,8 +117,13 @@ class Tape:
     def _is_single(self, at: int) -> bool:
         return self._base + at in self._single_at
 
-    def _search(self, marks: Marks) -> re.Match[str] | None:
-        for found in marks.pattern.finditer(self._text, self._at):
+    def _search(self, marks: Marks, last: int | None) -> re.Match[str] | None:
+        """Find the first marker; one that stands behind `last` need not be found.
+
+        Who looks for the name of a call must not go through all that is pending for each of a thousand openings.
+        """
+        end = len(self._text) if last is None else last - self._base + marks.longest
+        for found in marks.pattern.finditer(self._text, self._at, end):
             if found.group() not in marks.singles or self._is_single(found.start()):
                 return found
         return None
@@ -145,7 +151,7 @@ class Tape:
         marks = _marks(markers, self._singles.intersection(markers))
         last = None if limit is None else self.position + limit
         while True:
-            found = self._search(marks)
+            found = self._search(marks, last)
             if found is not None:
                 self._hand(found.start(), sink, last)
                 return self.take(len(found.group()))

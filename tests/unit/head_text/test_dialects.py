@@ -300,20 +300,21 @@ ADVERSARIES = {
 def test_reading_takes_time_in_proportion_to_the_text(name: str) -> None:
     """Twice the markers take about twice the CPU time; a quadratic reader takes four times."""
 
-    def cost(size: int) -> float:
+    def cost(size: int, is_whole: bool) -> float:
         text = (ADVERSARIES[name] * (size // len(ADVERSARIES[name]) + 1))[:size]
-        pieces = [text[at : at + 4] for at in range(0, size, 4)]
+        pieces = [text] if is_whole else [text[at : at + 4] for at in range(0, size, 4)]
         spent = 0.0
         for dialect in LINEAR:
             for head in ("", '<tool_call>{"name": "get_weather", "arguments": {"city": "'):
                 begin = time.process_time()
                 parse(dialect, [head, *pieces])
-                parse(dialect, [head, text])
                 spent += time.process_time() - begin
         return spent
 
-    small, large = (min(cost(size) for _ in range(2)) for size in (SIZE, 4 * SIZE))
-    assert large < 8 * small + 0.05
+    # a text that comes whole costs little for its size: what is quadratic in it shows in larger ones
+    for is_whole, size in ((False, SIZE), (True, min(16 * SIZE, 262_144))):
+        small, large = (min(cost(each, is_whole) for _ in range(2)) for each in (size, 4 * size))
+        assert large < 8 * small + 0.05
 
 
 SIZE = int(os.environ.get("SUPERFLUID_TEST_TEXT_BYTES", "8192")) // 4
