@@ -415,11 +415,15 @@ def test_clients_that_connect_send_and_close_leave_nothing_behind(live: Any) -> 
     for number in range(150):
         with socket.create_connection(("127.0.0.1", live.port), timeout=5) as one:
             one.sendall((head + data)[: len(head + data) - number % 3 * 20])
-    deadline = time.monotonic() + 20
-    while live.bench.fleet.running and time.monotonic() < deadline:
+    admin, deadline, still = Principal("x", admin=True), time.monotonic() + 60, 0
+    while still < 5 and time.monotonic() < deadline:  # some may yet be on their way to the fleet
         time.sleep(0.05)
-    assert live.bench.fleet.running == 0
-    assert live.bench.head.inflight.count == 0
-    assert len(live.bench.head.sessions.visible(Principal("x", admin=True))) == 0
+        left = (
+            live.bench.fleet.running,
+            live.bench.head.inflight.count,
+            len(live.bench.head.sessions.visible(admin)),
+        )
+        still = still + 1 if left == (0, 0, 0) else 0
+    assert still == 5, left
     live.bench.fleet.say("still here")
     assert live.bench.chat(max_tokens=3).status_code == 200
