@@ -50,9 +50,9 @@ def prefill_cap(limits: SchedulerLimits, rates: Rates, *, is_open: bool) -> Pref
         return PrefillCap(tokens, limits.step_tokens)
     limit_ns = _PREFILL_OPEN_NS if is_open else _PREFILL_BUSY_NS
     chunk, step_tokens = _CHUNK, limits.step_tokens
-    if rates.prefill_ns(_CHUNK) > limit_ns:
+    if rates.prefill_added_ns(_CHUNK) > limit_ns:
         chunk, step_tokens = _SMALL_CHUNK, min(step_tokens, max(_SMALL_CHUNK, limits.lanes + 1))
-    affordable = limit_ns // max(1, rates.prefill_ns(chunk)) * chunk
+    affordable = limit_ns // max(1, rates.prefill_added_ns(chunk)) * chunk
     return PrefillCap(min(tokens, max(chunk, affordable)), step_tokens)
 
 

@@ -1,8 +1,9 @@
 """How fast the engine is, measured: the cost of a decode step per batch size, and prompt tokens a second.
 
 Exponentially weighted, so that a slow first step is forgotten within a few. Zero or None means unknown: nobody here
-guesses before the first measurement. Steps with prompt tokens teach the prefill rate and how their time grows with what they
-carry, pure decode steps the step times.
+guesses before the first measurement. Pure decode steps teach the step times. Steps with prompt tokens teach what such a step
+takes, how that grows with what it carries, and what the prompt tokens alone add to the decode step that they ride on: on a node
+that decodes anyway a short prompt costs far less than its step takes, and who takes the one for the other lets few in at a time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from bisect import bisect_left, insort
 _WEIGHT = 0.2
 _DECAY = 0.9
 _SPREAD_MIN = 1e-6
+_ADDED_SHARE_MIN = 1 / 8
+"""Of a step, prompt tokens take at least this: less is lost in how unevenly steps run."""
 _SECOND_NS = 1_000_000_000
 
 
@@ -46,6 +49,7 @@ class Rates:
         self._batches: list[int] = []
         self._prefill_tokens = 0.0
         self._prefill_ns = 0.0
+        self._added_ns = 0.0
         self._growth = _Growth()
         self._service_ns = 0.0
         self._finished = 0
@@ -56,6 +60,9 @@ class Rates:
         if prefilled:
             self._prefill_tokens = self._prefill_tokens * _DECAY + prefilled
             self._prefill_ns = self._prefill_ns * _DECAY + elapsed_ns
+            beneath_ns = self.step_ns(decoded) if decoded else 0
+            added_ns = max(elapsed_ns - beneath_ns, elapsed_ns * _ADDED_SHARE_MIN)
+            self._added_ns = self._added_ns * _DECAY + added_ns
             self._growth.add(prefilled + decoded, elapsed_ns)
         elif decoded:
             known = self._step_ns.get(decoded)
@@ -80,11 +87,17 @@ class Rates:
 
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens a second; 0.0 while unknown."""
-        return self._prefill_tokens * _SECOND_NS / self._prefill_ns if self._prefill_ns else 0.0
+        """Prompt tokens a second, not counting what a step would have taken without them; 0.0 while unknown."""
+        return self._prefill_tokens * _SECOND_NS / self._added_ns if self._added_ns else 0.0
+
+    def prefill_added_ns(self, tokens: int) -> int:
+        """Predict what `tokens` prompt tokens add to the steps that carry them; 0 while unknown."""
+        if not self._prefill_tokens:
+            return 0
+        return round(tokens * self._added_ns / self._prefill_tokens)
 
     def prefill_ns(self, tokens: int) -> int:
-        """Predict the time to compute `tokens` prompt tokens; 0 while unknown."""
+        """Predict the time of the steps that compute `tokens` prompt tokens, all of it; 0 while unknown."""
         if not self._prefill_tokens:
             return 0
         return round(tokens * self._prefill_ns / self._prefill_tokens)

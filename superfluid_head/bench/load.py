@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from superfluid_core.clock import MS, Clock
+from superfluid_head.bench.pools import Pools
 
 OnChunk = Callable[["Answer"], None]
 REQUEST_SECONDS = 600.0
@@ -33,25 +34,30 @@ class Said:
     calls: dict[int, list[str]] = field(default_factory=dict)
     finish_reason: str | None = None
 
-    def take(self, choice: dict[str, Any]) -> bool:
-        """Fold a chunk's choice in; true when it brought anything to read."""
+    def take(self, choice: dict[str, Any]) -> int:
+        """Fold a chunk's choice in; say how many characters to read it brought."""
         delta = choice.get("delta", {})
         content, thought = delta.get("content"), delta.get("reasoning_content")
         self.text += content or ""
         self.reasoning += thought or ""
         self.logprobs += (choice.get("logprobs") or {}).get("content") or ()
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        brought = len(content or "") + len(thought or "")
         for call in delta.get("tool_calls") or ():
             made = self.calls.setdefault(call["index"], ["", ""])
             function = call.get("function", {})
-            made[0] += function.get("name") or ""
-            made[1] += function.get("arguments") or ""
-        return bool(content or thought or delta.get("tool_calls"))
+            name, arguments = function.get("name") or "", function.get("arguments") or ""
+            made[0] += name
+            made[1] += arguments
+            brought += len(name) + len(arguments)
+        return brought
 
 
 @dataclass(slots=True)
 class Answer:
-    """One reply as it came. `at_ms[i]` is the arrival of the i-th piece of text, `started_ms` the sending of the request; `node` is for callers who know it.
+    """One reply as it came. `at_ms[i]` is the arrival of the i-th piece of text and `chars[i]` how much there was with it.
+
+    `started_ms` is the sending of the request; `node` is for callers who know it.
 
     `text` is all choices' text in the order of arrival; `choices` keeps them apart, with everything else that was said.
     `endings` are the marks of an end in the order in which they came: finish, usage, error, done, refused, and late for text behind one.
@@ -61,6 +67,7 @@ class Answer:
     ended_ms: float = 0.0
     text: str = ""
     at_ms: list[float] = field(default_factory=list)
+    chars: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     node: str | None = None
     prompt_tokens: int = 0
@@ -106,9 +113,10 @@ def chat_body(model: str, prompt: str, max_tokens: int, **members: Any) -> dict[
 def http_client(connections: int = 1024, api_key: str | None = None) -> httpx.AsyncClient:
     """Make a client for a server that the caller named; proxies of the environment are not for loopback."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
     timeout = httpx.Timeout(REQUEST_SECONDS, connect=10.0)
-    return httpx.AsyncClient(headers=headers, limits=limits, timeout=timeout, trust_env=False)
+    return httpx.AsyncClient(
+        headers=headers, transport=Pools(connections), timeout=timeout, trust_env=False
+    )
 
 
 def _take(answer: Answer, event: dict[str, Any], now_ms: float) -> bool:
@@ -127,9 +135,10 @@ def _take(answer: Answer, event: dict[str, Any], now_ms: float) -> bool:
     brought = False
     for choice in event.get("choices", ()):
         said = answer.choices.setdefault(choice.get("index", 0), Said())
-        if said.take(choice):
+        if chars := said.take(choice):
             answer.text += choice.get("delta", {}).get("content") or ""
             answer.at_ms.append(now_ms)
+            answer.chars.append(chars + (answer.chars[-1] if answer.chars else 0))
             brought = True
             if answer.endings:
                 answer.endings.append("late")

@@ -24,8 +24,8 @@ LAW = Expected(TEXT, 9, 7)
 def answer(text: str = TEXT, **changes: Any) -> Answer:
     times = [100.0 * n for n in range(1, 8)]
     made = Answer(
-        0.0, 750.0, text, times, "length", None, 9, 0, 7, request_id="r", is_done=True,
-        endings=list(COMPLETE),
+        0.0, 750.0, text, times, finish_reason="length", prompt_tokens=9, completion_tokens=7,
+        request_id="r", is_done=True, endings=list(COMPLETE),
     )  # fmt: skip
     for name, value in changes.items():
         setattr(made, name, value)

@@ -1,9 +1,9 @@
 """`kill`: many live streams in mixed modes, a random node killed with SIGKILL, over and over.
 
 Owns one fleet; the killed node comes back where it was before the next round. Every stream is held against its own unbroken
-answer, which is taken once. The gap of a stream is its longest pause from the kill on; what is judged is how much longer that is
-than its pauses normally are and than its new prefill and those before it took (four at once on a surviving node), which the head
-measured. With the real model and lanes that ignore their neighbours the answers are equal too; without them
+answer, which is taken once. The gap of a stream is its longest pause from the kill on. What is judged is by how much a pause is longer
+than the unbroken answer's at that place (a tool call comes when it is whole) and than pauses normally are, and than its new prefill and
+those before it took (four at once on a surviving node), which the head measured. With the real model and lanes that ignore their neighbours the answers are equal too; without them
 the share of equal ones is a figure, not a bar, because another batch adds in another order. How often a stream was really moved
 is asked of the head.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -80,6 +80,21 @@ def reprefills_ms(moves: Sequence[Moves], at_once: int) -> list[float]:
 def longest_gap_ms(answer: Answer, from_ms: float) -> float:
     """Find the longest pause that ended after `from_ms`."""
     return max((b - a for a, b in pairwise(answer.at_ms) if b >= from_ms), default=0.0)
+
+
+def longest_added_ms(answer: Answer, unbroken: Answer, from_ms: float, normal_ms: float) -> float:
+    """Find by how much a pause that ended after `from_ms` was longer than the unbroken answer's at the same place.
+
+    The place is how much text had come; no pause is held to be shorter than normal ones.
+    """
+    added = -normal_ms
+    for (began_ms, ended_ms), chars in zip(pairwise(answer.at_ms), answer.chars, strict=False):
+        if ended_ms >= from_ms:
+            place = bisect_right(unbroken.chars, chars)
+            pauses = unbroken.at_ms[max(0, place - 1) : place + 1]
+            natural_ms = pauses[-1] - pauses[0] if pauses else 0.0
+            added = max(added, ended_ms - began_ms - max(normal_ms, natural_ms))
+    return added
 
 
 class Kill(Scenario):
@@ -187,7 +202,10 @@ class Kill(Scenario):
         took_ms = reprefills_ms(moves, at_once)
         whole = [n for n in moved if answers[n].is_complete]
         gaps = [longest_gap_ms(answers[n], killed_ms) for n in whole]
-        added = [gap - self.normal_ms - took_ms[n] for n, gap in zip(whole, gaps, strict=True)]
+        added = [
+            longest_added_ms(answers[n], self.unbroken[n], killed_ms, self.normal_ms) - took_ms[n]
+            for n in whole
+        ]
         self.added.append(added)
         return {
             "streams": len(answers),

@@ -416,6 +416,7 @@ def test_clients_that_connect_send_and_close_leave_nothing_behind(live: Any) -> 
         with socket.create_connection(("127.0.0.1", live.port), timeout=5) as one:
             one.sendall((head + data)[: len(head + data) - number % 3 * 20])
     admin, deadline, still = Principal("x", admin=True), time.monotonic() + 60, 0
+    left = (-1, -1, -1)
     while still < 5 and time.monotonic() < deadline:  # some may yet be on their way to the fleet
         time.sleep(0.05)
         left = (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import httpx
 
 from superfluid_core.clock import MS
-from superfluid_head.bench.load import Answer, chat, chat_body, closed_loop
+from superfluid_head.bench.load import Answer, chat, chat_body, closed_loop, http_client
+from superfluid_head.bench.pools import POOL_SIZE
 from superfluid_head.bench.serve import figures
 
 
@@ -54,6 +56,7 @@ def test_a_whole_stream_is_a_complete_answer() -> None:
     assert (answer.text, answer.finish_reason) == ("Hello", "stop")
     assert (answer.prompt_tokens, answer.completion_tokens) == (3, 2)
     assert len(answer.at_ms) == 2
+    assert answer.chars == [3, 5]
     assert answer.first_ms is not None
     assert answer.first_ms > 0
     assert answer.gaps_ms() == [1.0]
@@ -105,3 +108,29 @@ def test_failures_are_counted_and_give_no_tokens() -> None:
     found = figures([ask(GOOD), ask("{}", status=503)])
     assert found["failed"] == 1
     assert found["tok_s"] > 0
+
+
+def test_many_requests_at_once_go_through_small_pools_that_keep_their_connections() -> None:
+    opened = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        opened += 1
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                await asyncio.sleep(0.05)
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+        writer.close()
+
+    async def run() -> list[int]:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+            async with http_client(3 * POOL_SIZE + 1) as client:
+                counts = []
+                for _ in range(2):
+                    replies = await asyncio.gather(*(client.get(url) for _ in range(48)))
+                    assert {reply.text for reply in replies} == {"ok"}
+                    counts.append(opened)
+        return counts
+
+    assert asyncio.run(run()) == [48, 48]

@@ -20,7 +20,12 @@ from superfluid_head.bench.rig import RigError
 from superfluid_head.bench.scenarios import NAMES, scenario_named
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario
 from superfluid_head.bench.scenarios.burst import furthest, shares
-from superfluid_head.bench.scenarios.kill import Moves, longest_gap_ms, reprefills_ms
+from superfluid_head.bench.scenarios.kill import (
+    Moves,
+    longest_added_ms,
+    longest_gap_ms,
+    reprefills_ms,
+)
 from superfluid_head.bench.scenarios.modes import MODES, bodies_of, comparable
 from superfluid_head.bench.scenarios.prefix import hit_rate
 from superfluid_head.bench.scenarios.run import run_scenario
@@ -167,6 +172,23 @@ def test_an_error_in_the_servers_words_is_typed_and_a_torn_connection_is_not() -
 def test_a_gap_counts_from_the_kill_on() -> None:
     assert longest_gap_ms(answer("", at_ms=[0.0, 900.0, 1000.0, 1300.0]), 950.0) == 300.0
     assert longest_gap_ms(answer("", at_ms=[0.0, 900.0]), 950.0) == 0.0
+
+
+def test_what_a_pause_has_in_excess_of_the_unbroken_answers_at_that_place_is_added() -> None:
+    unbroken = answer("", at_ms=[0.0, 100.0, 1100.0, 1200.0], chars=[5, 10, 90, 95])
+
+    def added(*at_ms: float, chars: list[int], since: float = 0.0) -> float:
+        told = answer("", at_ms=list(at_ms), chars=chars)
+        return longest_added_ms(told, unbroken, since, 100.0)
+
+    same = [5, 10, 90, 95]
+    assert added(0.0, 100.0, 1100.0, 1200.0, chars=same) == 0.0
+    assert added(0.0, 100.0, 1600.0, 1700.0, chars=same) == 500.0  # the call was due after 1000
+    assert added(0.0, 400.0, 1400.0, 1500.0, chars=same) == 300.0
+    assert added(0.0, 400.0, 1400.0, 1500.0, chars=same, since=401.0) == 0.0
+    assert added(0.0, 1100.0, 1500.0, chars=[10, 90, 95]) == 300.0  # two pieces that came as one
+    assert added(0.0, 20.0, chars=[5, 10]) == -80.0
+    assert added(0.0, chars=[5]) == -100.0
 
 
 def test_moves_are_the_placements_behind_the_first() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from superfluid_core.limits import SchedulerLimits
 from superfluid_core.scheduler import budgets
 from superfluid_core.scheduler.plan import Cancel, Interrupt, StepDone, TickOutcome, TickPlan
@@ -245,11 +247,35 @@ def test_rates_follow_the_engine_and_forget_a_slow_start() -> None:
     rates.on_step(8, 0, 20 * MS)
     assert rates.step_ns(5) == 20 * MS
     assert rates.decode_rates()[1] == (8, 400.0)
-    rates.on_step(1, 100, 100 * MS)
+    rates.on_step(0, 100, 100 * MS)
     assert rates.prefill_rate == 1000.0
-    assert rates.prefill_ns(500) == 500 * MS
+    assert rates.prefill_ns(500) == rates.prefill_added_ns(500) == 500 * MS
     rates.on_step(1, 0, 0)
     assert rates.decode_rates()[0][0] == 4
+
+
+def test_prompts_that_ride_on_decode_steps_cost_what_they_add_to_them() -> None:
+    rates = Rates()
+    rates.on_step(60, 0, 100 * MS)
+    for _ in range(60):
+        rates.on_step(60, 400, 120 * MS)
+    assert rates.prefill_added_ns(400) == pytest.approx(20 * MS, rel=1e-6)
+    assert rates.prefill_rate == pytest.approx(20_000)
+    assert rates.prefill_ns(400) == pytest.approx(120 * MS, rel=1e-6)
+    for _ in range(60):
+        rates.on_step(
+            60, 8, 100 * MS
+        )  # nothing to be seen: an eighth of the step is held against it
+    assert rates.prefill_added_ns(8) == pytest.approx(12.5 * MS, rel=0.1)
+
+
+def test_a_tick_beside_slow_decode_steps_carries_what_adds_half_a_second() -> None:
+    rates = Rates()
+    rates.on_step(60, 0, 1000 * MS)
+    for _ in range(60):
+        rates.on_step(60, 400, 1150 * MS)
+    cap = budgets.prefill_cap(SchedulerLimits(lanes=64), rates, is_open=True)
+    assert cap.tokens == 1024  # 512 tokens add 192 ms to a step that takes a second anyway
 
 
 def test_the_predicted_step_is_that_of_the_tick_in_flight() -> None:
