@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -21,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from superfluid_core.clock import MS, SECOND, Clock
+from superfluid_core.collector import Collector
 from superfluid_core.errors import ConfigError, SuperfluidError
 from superfluid_core.limits import LinkLimits
 from superfluid_core.link.addresses import format_address, judge_bind
@@ -139,6 +139,7 @@ async def _run(
                 reached,
             )
             parts = _Parts(fleet, texts, head, server, supervisor)
+            collector = Collector(lambda: head.inflight.count == 0)
             reloader = Reloader(config, fleet, _rereads(config, tls))
             tasks += [
                 group.create_task(_become_ready(config, place, places, joining, parts)),
@@ -146,14 +147,14 @@ async def _run(
                 group.create_task(reloader.run()),
                 group.create_task(texts.follow(fleet)),
                 group.create_task(_watch_lag(head.metrics, clock)),
+                group.create_task(collector.run()),
                 group.create_task(_announce(fleet)),
                 group.create_task(_repeat_warnings(warnings)),
                 group.create_task(supervisor.feed(fleet, lambda: head.inflight.count)),
                 group.create_task(_stop_on_signal(parts, config)),
             ]
             _say_places(places, joining, "http" if tls is None else "https")
-            gc.freeze()
-            gc.enable()
+            collector.begin()
             await server.serve(sockets=sockets)
             for task in tasks:
                 task.cancel()

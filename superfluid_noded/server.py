@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from superfluid_core.clock import MS, SECOND, Clock
+from superfluid_core.collector import Collector
 from superfluid_core.errors import EngineError, SuperfluidError
 from superfluid_core.link.addresses import format_address
 from superfluid_core.link.tls import Credentials
@@ -138,9 +139,11 @@ class NodeServer:
             for each in built:
                 each.engine.close()
             raise
+        collector = Collector(lambda: not node.agent.roster.live)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(loop.run()) for loop in node.loops]
             tasks += [
+                group.create_task(collector.run()),
                 group.create_task(node.service.tell_status()),
                 group.create_task(node.service.keep_time()),
                 group.create_task(node.prefixes.tell()),
@@ -155,6 +158,7 @@ class NodeServer:
             if web is not None:
                 group.create_task(web.run())
             self._announce(node, listening, web_at)
+            collector.begin()
             await self._stopping.wait()
             await self._drain(node)
             await node.joiner.close("the node stops")

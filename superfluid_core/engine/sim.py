@@ -19,7 +19,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import count
 
-from superfluid_core.clock import Clock
+from superfluid_core.clock import SECOND, Clock
 from superfluid_core.engine.base import Capabilities, EngineInfo, Interrupted, OnStep
 from superfluid_core.engine.compose import Step, StepComposer, StepRow
 from superfluid_core.engine.scores import best_of
@@ -133,6 +133,7 @@ class SimEngine:
         if not self._ordinary:
             raise EngineError("the simulated engine needs at least one ordinary token")
         self._lanes: dict[int, _Lane] = {}
+        self._ahead_s = 0.0
 
     def describe(self) -> EngineInfo:
         options = self._options
@@ -215,6 +216,7 @@ class SimEngine:
         began_ns = self._clock.now_ns()
         rows = step.rows()
         self._spend(rows)
+        spent_ns = self._clock.now_ns()
         sampled: dict[int, int] = {}
         logprobs: list[TokenLogprobs | None] = []
         faults: list[LaneFault] = []
@@ -241,6 +243,7 @@ class SimEngine:
         for number_of_lane, token in sampled.items():
             if token in self._lanes[number_of_lane].spec.stop_ids:
                 composer.drop(number_of_lane)
+        self._ahead_s = (self._clock.now_ns() - spent_ns) / SECOND
         return StepDone(
             tick=tick,
             step=number,
@@ -264,7 +267,7 @@ class SimEngine:
             raise EngineError("the engine was closed")
 
     def _spend(self, rows: list[StepRow]) -> None:
-        """Wait as long as this step would have taken."""
+        """Wait as long as this step would have taken, less what making up the last one's tokens took: that is no engine's time."""
         decode_s = prompt_s = 0.0
         for row in rows:
             lane = self._lanes[row.lane]
@@ -274,7 +277,9 @@ class SimEngine:
                 prompt_s += lane.answer.prefill_ms / 1e3 * len(row.inputs) / max(1, lane.fresh)
             elif self._options.prefill_rate > 0:
                 prompt_s += len(row.inputs) / self._options.prefill_rate
-        if decode_s + prompt_s > 0 and not self._pause.wait(decode_s + prompt_s):
+        if decode_s + prompt_s > 0 and not self._pause.wait(
+            max(0.0, decode_s + prompt_s - self._ahead_s)
+        ):
             raise EngineError("the engine was closed")
 
     def _decode_s(self, lane: _Lane, index: int) -> float:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar
 
+import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -42,10 +44,23 @@ _logger = logging.getLogger(__name__)
 
 
 def event(payload: Any) -> bytes:
-    """One event holding one JSON object on one line."""
-    return (
-        b"data: " + json.dumps(payload, allow_nan=False, separators=(",", ":")).encode() + b"\n\n"
-    )
+    """One event holding one JSON object on one line, in ASCII: some clients take U+2028 and its like for the end of a line."""
+    return b"data: " + _ascii(payload) + b"\n\n"
+
+
+_OTHER = re.compile(r"[^\x00-\x7f]+")
+
+
+def _ascii(payload: Any) -> bytes:
+    try:
+        data = orjson.dumps(payload)
+    except TypeError:  # half a surrogate pair, or a number that is too large for it
+        return json.dumps(payload, allow_nan=False, separators=(",", ":")).encode()
+    return data if data.isascii() else _OTHER.sub(_escaped, data.decode()).encode()
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return encode_basestring_ascii(found.group())[1:-1]
 
 
 _MARK = "@@text@@"

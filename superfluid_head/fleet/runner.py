@@ -36,6 +36,7 @@ from superfluid_head.fleet.translate import (
     arrived_of,
     error_of,
     input_of,
+    light_first,
     open_of,
     too_long,
     wait_over,
@@ -117,7 +118,7 @@ class Runner:
     def heard(self, link: int, message: SessionMessage) -> None:
         if isinstance(message, Tokens):
             now_ns = self._clock.now_ns()
-            for row in message.rows:
+            for row in light_first(message.rows):
                 generation = self.generations.get(row.session)
                 if generation and generation.machine.take_plain(link, row):
                     self._deliver(generation, row, now_ns)

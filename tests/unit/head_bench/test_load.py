@@ -111,16 +111,18 @@ def test_failures_are_counted_and_give_no_tokens() -> None:
 
 
 def test_many_requests_at_once_go_through_small_pools_that_keep_their_connections() -> None:
-    opened = 0
+    opened = closed = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal opened
+        nonlocal opened, closed
         opened += 1
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while await reader.readuntil(b"\r\n\r\n"):
                 await asyncio.sleep(0.05)
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
         writer.close()
+        await writer.wait_closed()
+        closed += 1
 
     async def run() -> list[int]:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
@@ -131,6 +133,8 @@ def test_many_requests_at_once_go_through_small_pools_that_keep_their_connection
                     replies = await asyncio.gather(*(client.get(url) for _ in range(48)))
                     assert {reply.text for reply in replies} == {"ok"}
                     counts.append(opened)
+            while closed < opened:  # noqa: ASYNC110 - looks at what others count
+                await asyncio.sleep(0.01)
         return counts
 
     assert asyncio.run(run()) == [48, 48]
