@@ -87,8 +87,11 @@ class Rates:
 
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens a second, not counting what a step would have taken without them; 0.0 while unknown."""
-        return self._prefill_tokens * _SECOND_NS / self._added_ns if self._added_ns else 0.0
+        """Prompt tokens a second of steps that have any; 0.0 while unknown.
+
+        Whole steps: nodes are compared by it, and what is left of a step without its decoding varies far too much for that.
+        """
+        return self._prefill_tokens * _SECOND_NS / self._prefill_ns if self._prefill_ns else 0.0
 
     def prefill_added_ns(self, tokens: int) -> int:
         """Predict what `tokens` prompt tokens add to the steps that carry them; 0 while unknown."""

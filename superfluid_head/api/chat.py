@@ -47,6 +47,7 @@ class ChatEndpoint:
         self._head = head
 
     async def post(self, request: Request) -> Response:
+        """Answer a conversation, as one object or as server-sent events (OpenAI chat completions)."""
         head = self._head
         body = await read_as(request, head.limits, _read)
         head.inflight.judge()

@@ -72,6 +72,7 @@ class CompletionsEndpoint:
         self._scores = PromptScores(head.fleet)
 
     async def post(self, request: Request) -> Response:
+        """Continue one text or several, or fill in between prompt and suffix (OpenAI completions)."""
         head = self._head
         most = head.limits.choices_max
 

@@ -42,6 +42,7 @@ class EmbeddingsEndpoint:
         self._room = asyncio.Semaphore(AT_ONCE)
 
     async def post(self, request: Request) -> Response:
+        """Turn texts or lists of ids into vectors (OpenAI embeddings); other models than embedding models need `pooling`."""
         body, inputs = await read_as(request, self._head.limits, _read)
         name, vectors, count = await self.embed(request, body, inputs)
         usage = {"prompt_tokens": count, "total_tokens": count}

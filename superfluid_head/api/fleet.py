@@ -48,6 +48,7 @@ class FleetEndpoint:
         self._head = head
 
     async def state(self, request: Request) -> Response:
+        """Show heads, nodes, links, queues and rates (admins)."""
         _judge(request)
         return JSONResponse(fleet_state(self._head))
 
@@ -63,6 +64,7 @@ class FleetEndpoint:
         return StreamingReply(produce, self._head.limits)
 
     async def why(self, request: Request) -> Response:
+        """Tell where a request was placed, why there, and when it moved (admins)."""
         _judge(request)
         name = request.path_params["request"]
         records = self._head.fleet.why(name)
@@ -73,12 +75,14 @@ class FleetEndpoint:
         return JSONResponse({"object": "fleet.request", "id": name, "placements": placements})
 
     async def drain(self, request: Request) -> Response:
+        """Move the sessions of a node away and give it nothing new (admins)."""
         _judge(request)
         body = await read_object(request, self._head.limits) if _has_body(request) else {}
         grace_ms = read_model(DrainRequest, body).grace_ms
         return self._set_drained(request.path_params["node"], grace_ms, is_drained=True)
 
     async def undrain(self, request: Request) -> Response:
+        """Use a drained node again (admins)."""
         _judge(request)
         return self._set_drained(request.path_params["node"], None, is_drained=False)
 

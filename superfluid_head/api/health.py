@@ -22,10 +22,12 @@ class HealthEndpoint:
         self._head = head
 
     async def livez(self, request: Request) -> Response:
+        """Answer while the process lives."""
         del request
         return JSONResponse({"status": "ok"})
 
     async def readyz(self, request: Request) -> Response:
+        """Answer 200 while some model can be served and the head does not shut down, else 503."""
         del request
         if self._head.inflight.is_draining:
             raise _unready("draining", "this head is shutting down")
@@ -35,6 +37,7 @@ class HealthEndpoint:
         return JSONResponse({"status": "ok", **({"warnings": list(warnings)} if warnings else {})})
 
     async def metrics(self, request: Request) -> Response:
+        """Give the metrics in Prometheus' text format; a key that is no admin's sees its own rows."""
         principal = request.scope["state"]["principal"]
         if not principal.admin:
             return _text(self._head.metrics.render(principal.name))
@@ -51,6 +54,7 @@ class HealthEndpoint:
         return _text(metrics.render())
 
     async def version(self, request: Request) -> Response:
+        """Tell the version."""
         del request
         return JSONResponse({"version": self._head.version})
 

@@ -17,11 +17,13 @@ class ModelsEndpoint:
         self._head = head
 
     async def every(self, request: Request) -> Response:
+        """List the models that the fleet serves, also those whose nodes are all gone just now."""
         del request
         data = [self._card(model) for model in self._head.models().values()]
         return JSONResponse({"object": "list", "data": data})
 
     async def one(self, request: Request) -> Response:
+        """Show one model."""
         return JSONResponse(self._card(self._head.model(request.path_params["name"])))
 
     def _card(self, model: Target) -> dict[str, Any]:

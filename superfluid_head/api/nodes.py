@@ -37,6 +37,7 @@ class NodesEndpoint:
         self._head = head
 
     async def stats(self, request: Request) -> Response:
+        """Show one node's scheduler from within (admins)."""
         require_admin(request.scope["state"]["principal"])
         try:
             data = await self._head.fleet.node_stats(request.path_params["node"])
@@ -45,6 +46,7 @@ class NodesEndpoint:
         return Response(data, media_type="application/json")
 
     async def every(self, request: Request) -> Response:
+        """Sum what the schedulers of all nodes measure, and show each (admins)."""
         require_admin(request.scope["state"]["principal"])
         names = [node.name for node in self._head.fleet.health().nodes]
         async with asyncio.TaskGroup() as group:

@@ -74,6 +74,7 @@ class PrefixesEndpoint:
     _kept: dict[str, _Kept] = field(default_factory=dict)
 
     async def post(self, request: Request) -> Response:
+        """Compute the beginning of prompts ahead and keep it in a cache for a while (admins)."""
         principal: Principal = request.scope["state"]["principal"]
         require_admin(principal)
         body = await read_as(request, self.head.limits, reads(PrefixRequest))
@@ -88,6 +89,7 @@ class PrefixesEndpoint:
         return JSONResponse(await while_connected(request.receive, made))
 
     async def delete(self, request: Request) -> Response:
+        """Keep a prefix no longer (admins)."""
         require_admin(request.scope["state"]["principal"])
         self._forget_ended()
         name = request.path_params["prefix"]

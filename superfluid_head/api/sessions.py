@@ -109,13 +109,16 @@ class SessionsEndpoint:
         self._limits = limits
 
     async def every(self, request: Request) -> Response:
+        """List the generations that run now: one's own, or all for an admin."""
         visible = self._book.visible(request.scope["state"]["principal"])
         return JSONResponse({"object": "list", "data": [each.shown() for each in visible]})
 
     async def one(self, request: Request) -> Response:
+        """Show one running generation."""
         return JSONResponse(self._find(request).shown())
 
     async def set_class(self, request: Request) -> Response:
+        """Serve a running generation as `class` from now on, within what the key may ask for."""
         session = self._find(request)
         body = await read_object(request, self._limits)
         name = body.get("class")
@@ -126,6 +129,7 @@ class SessionsEndpoint:
         return JSONResponse(session.shown())
 
     async def cancel(self, request: Request) -> Response:
+        """End a running generation; its reader is told."""
         session = self._find(request)
         session.cancel()
         return JSONResponse({"id": session.id, "object": "session", "cancelled": True})

@@ -35,6 +35,7 @@ class TokensEndpoint:
         self._head = head
 
     async def tokenize(self, request: Request) -> Response:
+        """Turn a text, a prompt or a conversation into ids."""
         body = await read_as(request, self._head.limits, reads(TokenizeRequest))
         given = [
             name for name in ("prompt", "messages", "content") if getattr(body, name) is not None
@@ -47,6 +48,7 @@ class TokensEndpoint:
         return await asyncio.to_thread(_told, body, ids, text, target.window)
 
     async def detokenize(self, request: Request) -> Response:
+        """Turn ids into text."""
         body = await read_as(request, self._head.limits, reads(DetokenizeRequest))
         _, text = self._head.target(body.model)
         vocabulary = text.tokenizer.vocabulary

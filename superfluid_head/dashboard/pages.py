@@ -78,9 +78,11 @@ class DashboardEndpoint:
     """The routes' handlers."""
 
     async def index(self, request: Request) -> Response:
+        """Show the dashboard."""
         return _reply(request, FILES[INDEX])
 
     async def file(self, request: Request) -> Response:
+        """Give a file of the dashboard."""
         page = FILES.get(request.path_params["file"])
         if page is None:
             raise not_found()

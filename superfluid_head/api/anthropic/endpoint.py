@@ -41,6 +41,7 @@ class MessagesEndpoint:
         self._head = head
 
     async def post(self, request: Request) -> Response:
+        """Answer a conversation in the shape of Anthropic messages."""
         head = self._head
         body = await read_as(request, head.limits, _read)
         head.inflight.judge()
@@ -54,6 +55,7 @@ class MessagesEndpoint:
         return await while_connected(request.receive, run.collect())
 
     async def count(self, request: Request) -> Response:
+        """Count the tokens that a conversation takes, tools and system text with it."""
         head = self._head
         body = await read_as(request, head.limits, _read_counted)
         _, count = await while_connected(request.receive, count_prompt(head, body))

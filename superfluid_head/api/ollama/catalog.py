@@ -39,6 +39,7 @@ class CatalogEndpoint:
         self._head = head
 
     async def tags(self, request: Request) -> Response:
+        """List the models, as Ollama does."""
         del request
         cards = [self._card(model) for model in self._head.models().values()]
         return JSONResponse({"models": cards})
@@ -54,10 +55,12 @@ class CatalogEndpoint:
         return JSONResponse({"models": cards})
 
     async def version(self, request: Request) -> Response:
+        """Tell the version, as Ollama does."""
         del request
         return JSONResponse({"version": self._head.version})
 
     async def show(self, request: Request) -> Response:
+        """Describe one model, as Ollama does."""
         body = await read_as(request, self._head.limits, reads(ShowBody))
         name = body.model if body.name is None else body.name
         if name is None:

@@ -65,6 +65,7 @@ class OllamaEndpoint:
         self._head = head
 
     async def chat(self, request: Request) -> Response:
+        """Answer a conversation in the shape of Ollama, as lines of JSON."""
         body = await read_as(request, self._head.limits, reads(ChatBody))
         body = body.model_copy(update={"model": self._judge(body)})
         if not body.messages:
@@ -72,6 +73,7 @@ class OllamaEndpoint:
         return await self._answer(request, self._talk(body, chat_members(body), _as_message), body)
 
     async def generate(self, request: Request) -> Response:
+        """Continue a prompt in the shape of Ollama, as lines of JSON."""
         body = await read_as(request, self._head.limits, reads(GenerateBody))
         body = body.model_copy(update={"model": self._judge(body)})
         if not body.prompt and not body.suffix:

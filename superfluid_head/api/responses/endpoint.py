@@ -42,6 +42,7 @@ class ResponsesEndpoint:
         self._head = head
 
     async def post(self, request: Request) -> Response:
+        """Answer an input in the shape of OpenAI responses; nothing is kept, so every request brings its whole input."""
         head = self._head
         echo, body = await read_as(request, head.limits, _read)
         head.inflight.judge()

@@ -24,27 +24,10 @@ from hypothesis.errors import Unsatisfiable
 from pydantic import BaseModel
 from schemathesis.generation import GenerationMode
 
-from superfluid_head.api.anthropic.schemas import CountRequest, MessagesRequest
-from superfluid_head.api.fleet import DrainRequest
-from superfluid_head.api.ollama.embed import EmbedBody
-from superfluid_head.api.ollama.schemas import ChatBody, GenerateBody, ShowBody
-from superfluid_head.api.prefixes import PrefixRequest
-from superfluid_head.api.responses.schemas import ResponsesRequest
-from superfluid_head.api.schemas.chat import ChatRequest
-from superfluid_head.api.schemas.completions import CompletionRequest
-from superfluid_head.api.schemas.embeddings import EmbeddingsRequest
-from superfluid_head.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from superfluid_head.app import routes
+from tests.docs.api_reference import BODIES
 from tests.unit.head_api.conftest import Bench, chat_body
 
-BODIES: dict[str, type[BaseModel] | None] = {
-    "/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest, "/v1/embeddings": EmbeddingsRequest,
-    "/v1/messages": MessagesRequest, "/v1/messages/count_tokens": CountRequest, "/v1/responses": ResponsesRequest,
-    "/v1/responses/{response}/cancel": None, "/api/chat": ChatBody, "/api/generate": GenerateBody, "/api/show": ShowBody,
-    "/api/embed": EmbedBody, "/api/embeddings": EmbedBody, "/tokenize": TokenizeRequest, "/detokenize": DetokenizeRequest,
-    "/v1/prefixes": PrefixRequest, "/v1/sessions/{session}/qos": None, "/v1/fleet/nodes/{node}/drain": DrainRequest,
-    "/v1/fleet/nodes/{node}/undrain": None,
-}  # fmt: skip
 ENDLESS = {"/v1/fleet/events"}
 ITEMS_MAX = 2
 

@@ -260,7 +260,7 @@ def test_prompts_that_ride_on_decode_steps_cost_what_they_add_to_them() -> None:
     for _ in range(60):
         rates.on_step(60, 400, 120 * MS)
     assert rates.prefill_added_ns(400) == pytest.approx(20 * MS, rel=1e-6)
-    assert rates.prefill_rate == pytest.approx(20_000)
+    assert rates.prefill_rate == pytest.approx(400 / 0.120)
     assert rates.prefill_ns(400) == pytest.approx(120 * MS, rel=1e-6)
     for _ in range(60):
         rates.on_step(
