@@ -266,6 +266,8 @@ class _Ask:
             fits = frozenset(verdict for _, verdict in judged)
             return Refusal(kind, self._compared_all(judged), fits=fits)
         able = [card for card in able if not card.is_high] or able
+        if request.is_move:
+            able = [card for card in able if _has_free_lane(card)] or able
         found = Found()
         rank = RANK[self.ranking.policy]
         for card in able:
@@ -325,6 +327,11 @@ class _Ask:
             (card.node.name, verdict, card.entry) for card, verdict in judged[:NODES_KEPT_MAX]
         )
         return Compared(self.ranking.policy, self.request, self.query, rows)
+
+
+def _has_free_lane(card: Card) -> bool:
+    """Say whether a session would run there at once: somebody is in the middle of reading what a moved one says."""
+    return card.entry.in_progress < card.offer.lanes
 
 
 def _only_avoided(judged: Sequence[tuple[Card, Fit]]) -> list[Card]:

@@ -266,6 +266,24 @@ def test_short_prefills_of_moved_sessions_count_for_what_they_take(kit: Any) -> 
     assert isinstance(place_one(view, moved), Refusal)
 
 
+def test_a_moved_session_goes_where_a_lane_is_free_although_another_node_has_its_context(
+    kit: Any,
+) -> None:
+    # a rolling restart put streams behind 67 busy lanes of 67, for up to 4 s, while 15 of 67 were in use elsewhere
+    view = kit.view(kit.node("warm"), kit.node("free"))
+    cached = {"warm": 4_000}
+    load = replace(view.nodes["warm"].load, lanes_busy=8)
+    fold_load(view.nodes["warm"], load, ())
+    moved = kit.request(prompt=4_000, is_move=True, cached=cached)
+    newcomer = kit.request(prompt=4_000, cached=cached)
+    taken = [place_one(view, one) for one in (moved, newcomer)]
+    assert [one.choice.node for one in taken if isinstance(one, Placed)] == ["free", "warm"]
+    fold_load(view.nodes["free"], replace(view.nodes["free"].load, lanes_busy=8), ())
+    placed = place_one(view, moved)  # nowhere is a lane free: then what is cached counts
+    assert isinstance(placed, Placed)
+    assert placed.choice.node == "warm"
+
+
 def test_unknown_model_is_told_from_no_node(kit: Any) -> None:
     view = kit.view(kit.node("a"))
     view.nodes["a"].offers = {}
