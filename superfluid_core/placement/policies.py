@@ -266,8 +266,9 @@ class _Ask:
             fits = frozenset(verdict for _, verdict in judged)
             return Refusal(kind, self._compared_all(judged), fits=fits)
         able = [card for card in able if not card.is_high] or able
-        if request.is_move:
-            able = [card for card in able if _has_free_lane(card)] or able
+        if request.is_move and (free := [card for card in able if _has_free_lane(card)]):
+            able = free
+            judged = [_passed_over(card, verdict) for card, verdict in judged]
         found = Found()
         rank = RANK[self.ranking.policy]
         for card in able:
@@ -332,6 +333,12 @@ class _Ask:
 def _has_free_lane(card: Card) -> bool:
     """Say whether a session would run there at once: somebody is in the middle of reading what a moved one says."""
     return card.entry.in_progress < card.offer.lanes
+
+
+def _passed_over(card: Card, verdict: Fit) -> tuple[Card, Fit]:
+    """Say of a node that could have taken a moved session why another one was better."""
+    is_full = verdict is Fit.CAPABLE and not _has_free_lane(card)
+    return card, Fit.FULL if is_full else verdict
 
 
 def _only_avoided(judged: Sequence[tuple[Card, Fit]]) -> list[Card]:

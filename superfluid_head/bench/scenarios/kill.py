@@ -3,9 +3,9 @@
 Owns one fleet; the killed node comes back where it was before the next round. Every stream is held against its own unbroken
 answer, which is taken once. The gap of a stream is its longest pause from the kill on. What is judged is by how much a pause is longer
 than the unbroken answer's at that place (a tool call comes when it is whole) and than pauses normally are, and than its new prefill and
-those before it took (four at once on a surviving node), which the head measured. With the real model and lanes that ignore their neighbours the answers are equal too; without them
-the share of equal ones is a figure, not a bar, because another batch adds in another order. How often a stream was really moved
-is asked of the head.
+those before it took (four at once on a surviving node), which the head measured. With the real model and lanes that ignore their
+neighbours the answers are equal too; without them the share of equal ones is a figure, not a bar, because another batch adds in
+another order. How often a stream was really moved is asked of the head.
 """
 
 from __future__ import annotations

@@ -278,6 +278,11 @@ def test_a_moved_session_goes_where_a_lane_is_free_although_another_node_has_its
     newcomer = kit.request(prompt=4_000, cached=cached)
     taken = [place_one(view, one) for one in (moved, newcomer)]
     assert [one.choice.node for one in taken if isinstance(one, Placed)] == ["free", "warm"]
+    assert isinstance(taken[0], Placed)
+    assert {each.node: each.fit for each in taken[0].choice.scores} == {
+        "warm": Fit.FULL,
+        "free": Fit.CAPABLE,
+    }
     fold_load(view.nodes["free"], replace(view.nodes["free"].load, lanes_busy=8), ())
     placed = place_one(view, moved)  # nowhere is a lane free: then what is cached counts
     assert isinstance(placed, Placed)
