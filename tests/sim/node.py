@@ -17,6 +17,7 @@ import superfluid_core.link.listen as listen_module
 import superfluid_noded.joiner as joiner_module
 import superfluid_noded.node as node_module
 import superfluid_noded.prefix_reports as prefix_reports
+import superfluid_noded.server as server_module
 from superfluid_core.engine.sim import SimOptions
 from superfluid_core.errors import EngineError
 from superfluid_head.fleet.nodestate import JOINED
@@ -55,6 +56,19 @@ class _Drawn:
         return random.Random(self._count)
 
 
+class _Collector:
+    """Nothing: this process has one garbage collector, which all virtual nodes share and the run owns."""
+
+    def __init__(self, is_idle: Callable[[], bool]) -> None:
+        del is_idle
+
+    def begin(self) -> None:
+        """Leave it as the run set it."""
+
+    async def run(self) -> None:
+        """Be over at once."""
+
+
 @contextlib.contextmanager
 def patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
     """Replace attributes for a while."""
@@ -76,6 +90,7 @@ def installed() -> Iterator[None]:
         (node_module, "EngineLoop", VirtualEngineLoop),
         (node_module, "secrets", _Secrets()),
         (joiner_module, "random", _Drawn()),
+        (server_module, "Collector", _Collector),
         (
             prefix_reports,
             "TURNS",
