@@ -61,7 +61,7 @@ class _Chat(asyncio.Protocol):
         if not self._is_begun:
             self._is_begun = True
             if _OK.match(data) is None:
-                self._end(f"refused: {data[:200]!r}")
+                self._end(f"refused: {data[:600]!r}")
                 return
         seen = self._tail + data
         self.outcome.chunks += seen.count(_DATA) - self._tail.count(_DATA)

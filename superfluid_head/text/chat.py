@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -31,7 +32,9 @@ from superfluid_head.text.grammar_check import GrammarChecker
 from superfluid_head.text.pace import Pace
 
 THREADS = 2
-WAITING_MAX = 256
+WAITING_MAX = 4_096
+"""As many as there may be connections: short texts are not refused for their number."""
+WAITING_BYTES_MAX = 64 * 1_024 * 1_024
 WAIT_MS = 30_000
 TOKENS_AT_ONCE = 2_048
 COUNTED_CHARS_MAX = 1 << 18
@@ -95,6 +98,36 @@ def encode_raw(tokenizer: Tokenizer, wish: RawTexts) -> list[tuple[int, ...]]:
     return [tuple(ids) for ids in found]
 
 
+class _Line:
+    """What waits for one pool, bounded by number and by size: what is long takes long."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._bytes = 0
+
+    @asynccontextmanager
+    async def place(self, size: int) -> AsyncIterator[None]:
+        """Stand in line with so many bytes, for a bounded time. Raises CapacityError."""
+        if self._count >= WAITING_MAX or (self._count and self._bytes + size > WAITING_BYTES_MAX):
+            raise CapacityError(
+                "too many requests wait to be tokenized",
+                code=ErrorCode.OVERLOADED,
+                retry_after_ms=1_000,
+            )
+        self._count += 1
+        self._bytes += size
+        try:
+            async with asyncio.timeout(WAIT_MS / 1000):
+                yield
+        except TimeoutError:
+            raise CapacityError(
+                "tokenizing took too long", code=ErrorCode.TIMEOUT, retry_after_ms=5_000
+            ) from None
+        finally:
+            self._count -= 1
+            self._bytes -= size
+
+
 class TextWorkers:
     """The bounded threads and the lazy process shared by all models of a head."""
 
@@ -102,46 +135,31 @@ class TextWorkers:
         self.limits = limits
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="text")
         self._process: ProcessPoolExecutor | None = None
-        self._waiting = 0
+        self._short, self._long = _Line(), _Line()
         self.grammars = GrammarChecker()
 
-    async def in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run `work` in a thread. Raises CapacityError when the line is too long or the wait too long."""
-        loop = asyncio.get_running_loop()
-        return await self._bounded(lambda: loop.run_in_executor(self._threads, work, *arguments))
+    async def in_thread(self, size: int, work: Callable[..., T], *arguments: Any) -> T:
+        """Run `work` on so many bytes in a thread. Raises CapacityError when the line is too long or the wait too long."""
+        async with self._short.place(size):
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._threads, work, *arguments)
 
-    async def in_process(self, work: Callable[..., T], *arguments: Any) -> T:
+    async def in_process(self, size: int, work: Callable[..., T], *arguments: Any) -> T:
         """Run a picklable function in the text process, which is started on the first call."""
-        loop = asyncio.get_running_loop()
-        if self._process is None:
-            context = multiprocessing.get_context("spawn")
-            self._process = ProcessPoolExecutor(1, mp_context=context)
-        pool = self._process
-        try:
-            return await self._bounded(lambda: loop.run_in_executor(pool, work, *arguments))
-        except BrokenProcessPool:
-            self._process = None
-            raise CapacityError(
-                "the tokenizer process ended", code=ErrorCode.OVERLOADED, retry_after_ms=1_000
-            ) from None
-
-    async def _bounded(self, start: Callable[[], asyncio.Future[T]]) -> T:
-        if self._waiting >= WAITING_MAX:
-            raise CapacityError(
-                "too many requests wait to be tokenized",
-                code=ErrorCode.OVERLOADED,
-                retry_after_ms=1_000,
-            )
-        self._waiting += 1
-        try:
-            async with asyncio.timeout(WAIT_MS / 1000):
-                return await start()
-        except TimeoutError:
-            raise CapacityError(
-                "tokenizing took too long", code=ErrorCode.TIMEOUT, retry_after_ms=5_000
-            ) from None
-        finally:
-            self._waiting -= 1
+        async with self._long.place(size):
+            if self._process is None:
+                context = multiprocessing.get_context("spawn")
+                self._process = ProcessPoolExecutor(1, mp_context=context)
+            pool = self._process
+            loop = asyncio.get_running_loop()
+            try:
+                return await loop.run_in_executor(pool, work, *arguments)
+            except BrokenProcessPool:
+                if self._process is pool:  # others wait for the same one: it is started again once
+                    self._process = None
+                raise CapacityError(
+                    "the tokenizer process ended", code=ErrorCode.OVERLOADED, retry_after_ms=1_000
+                ) from None
 
     def close(self) -> None:
         """End the threads and the processes; work that waits is dropped."""
@@ -232,16 +250,16 @@ class ModelText:
             raise _no_template()
         size = conversation.bytes()
         if size > window:
-            longest = await self._workers.in_thread(self.longest_token_bytes)
+            longest = await self._workers.in_thread(0, self.longest_token_bytes)
             least = -(-size // longest)
             if least > window:
                 raise too_long(window, least, None, at_least=True)
         if size > self._workers.limits.tokenize_inline_bytes_max:
             return await self._workers.in_process(
-                _encode_elsewhere, self.fingerprint, self.files, conversation
+                size, _encode_elsewhere, self.fingerprint, self.files, conversation
             )
         return await self._workers.in_thread(
-            encode_conversation, self.template, self.tokenizer, conversation
+            size, encode_conversation, self.template, self.tokenizer, conversation
         )
 
     async def constrain(
@@ -289,20 +307,22 @@ class ModelText:
         """
         sizes = [_text_bytes(text) for text in texts]
         if max(sizes, default=0) > window:
-            longest = await self._workers.in_thread(self.longest_token_bytes)
+            longest = await self._workers.in_thread(0, self.longest_token_bytes)
             least = -(-max(sizes) // longest)
             if least > window:
                 raise too_long(window, least, None, "prompt", at_least=True)
         wish = RawTexts(tuple(texts), is_raw, add_bos)
-        if sum(sizes) > self._workers.limits.tokenize_inline_bytes_max:
+        size = sum(sizes)
+        if size > self._workers.limits.tokenize_inline_bytes_max:
             return await self._workers.in_process(
-                _encode_texts_elsewhere, self.fingerprint, self.files, wish
+                size, _encode_texts_elsewhere, self.fingerprint, self.files, wish
             )
-        return await self._workers.in_thread(encode_raw, self.tokenizer, wish)
+        return await self._workers.in_thread(size, encode_raw, self.tokenizer, wish)
 
     async def spell_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Ids of each word as a text's start and after a space, for `bad_words`."""
-        return await self._workers.in_thread(_spell_words, self.tokenizer, tuple(words))
+        size = sum(map(len, words))
+        return await self._workers.in_thread(size, _spell_words, self.tokenizer, tuple(words))
 
 
 def _spell_words(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:

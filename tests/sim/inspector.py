@@ -296,10 +296,10 @@ class Inspector:
         core = node.node
         if core is None:
             return f"{node.identity} is down"
-        stats = core.scheduler.stats()
-        if core.agent.roster.live or core.scheduler.sessions() or stats.lanes_busy:
+        load = core.scheduler.load()
+        if core.agent.roster.live or core.scheduler.sessions() or load.lanes_busy:
             return f"{node.identity} has sessions"
-        if stats.blocks_used or sum(stats.queued):
+        if load.blocks_used or sum(load.queued):
             return f"{node.identity} has blocks or a queue"
         if len(core.agent.roster.heads) != sum(head.conns for head in self.scene.heads):
             return f"{node.identity} has {len(core.agent.roster.heads)} links"

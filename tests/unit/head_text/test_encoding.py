@@ -16,7 +16,14 @@ from superfluid_core.modelfiles.resolve import resolve
 from superfluid_core.modelfiles.text_model import TextModel, from_text_files
 from superfluid_head.text.catalog import TextCatalog
 from superfluid_head.text.channel import Channel, ChannelOptions
-from superfluid_head.text.chat import Conversation, ModelText, TextWorkers, output_budget
+from superfluid_head.text.chat import (
+    WAITING_BYTES_MAX,
+    WAITING_MAX,
+    Conversation,
+    ModelText,
+    TextWorkers,
+    output_budget,
+)
 from superfluid_head.text.detokenizer import Detokenizer
 
 
@@ -96,15 +103,30 @@ def test_a_model_without_a_template_says_so(demo: TextModel, workers: TextWorker
     assert caught.value.code is ErrorCode.TEMPLATE_ERROR
 
 
-def test_the_line_of_texts_is_bounded(workers: TextWorkers) -> None:
-    async def flood() -> list[Any]:
-        import time
+def refused(workers: TextWorkers, sizes: list[int]) -> list[int]:
+    """Ask for so many texts of such sizes at once; return which found the line too long."""
 
-        work = [workers.in_thread(time.sleep, 0.001) for _ in range(300)]
+    async def flood() -> list[Any]:
+        work = [workers.in_thread(size, len, b"") for size in sizes]
         return await asyncio.gather(*work, return_exceptions=True)
 
     results = asyncio.run(flood())
-    assert sum(isinstance(result, CapacityError) for result in results) == 300 - 256
+    assert all(result == 0 or isinstance(result, CapacityError) for result in results)
+    return [n for n, result in enumerate(results) if isinstance(result, CapacityError)]
+
+
+def test_a_thousand_short_texts_at_once_wait_their_turn_and_more_than_connections_do_not(
+    workers: TextWorkers,
+) -> None:
+    assert refused(workers, [200] * 1_000) == []
+    assert refused(workers, [200] * (WAITING_MAX + 5)) == [WAITING_MAX + n for n in range(5)]
+
+
+def test_the_line_of_texts_is_bounded_by_their_size(workers: TextWorkers) -> None:
+    half = WAITING_BYTES_MAX // 2
+    assert refused(workers, [half, half, 1, half]) == [2, 3]
+    assert refused(workers, [3 * half, 1]) == [1]  # nobody waits: one is served whatever its size
+    assert refused(workers, [half] * 2) == []
 
 
 @pytest.mark.parametrize(
