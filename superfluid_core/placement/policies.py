@@ -266,15 +266,31 @@ class _Ask:
             fits = frozenset(verdict for _, verdict in judged)
             return Refusal(kind, self._compared_all(judged), fits=fits)
         able = [card for card in able if not card.is_high] or able
-        if request.is_move and (free := [card for card in able if _has_free_lane(card)]):
-            able = free
-            judged = [_passed_over(card, verdict) for card, verdict in judged]
+        if request.is_move:
+            free = [card for card in able if _has_free_lane(card)]
+            if not free and self._is_soon_free(judged):
+                judged = [_passed_over(card, verdict) for card, verdict in judged]
+                fits = frozenset(verdict for _, verdict in judged)
+                return Refusal(RefusalKind.FULL, self._compared_all(judged), fits=fits)
+            if free:
+                able = free
+                judged = [_passed_over(card, verdict) for card, verdict in judged]
         found = Found()
         rank = RANK[self.ranking.policy]
         for card in able:
             found.offer(rank(card, request, self.query), [card.entry.position])
         name = self.ranking.order[_drawn(found.ties(set()), self.draw)]
         return Choice(name, max_output, self.ranking.policy, self._compared_all(judged))
+
+    def _is_soon_free(self, judged: Sequence[tuple[Card, Fit]]) -> bool:
+        """Say whether a node with a free lane only reads other moved contexts first: that takes less time than a lane's end."""
+        return any(
+            verdict is Fit.REPREFILLS
+            and _has_free_lane(card)
+            and not card.is_high
+            and card.node.name not in self.request.avoid
+            for card, verdict in judged
+        )
 
     def _may_come(self, card: Card) -> bool:
         """Say whether to hope for this node: a moved session does not wait for one that is down."""

@@ -289,6 +289,31 @@ def test_a_moved_session_goes_where_a_lane_is_free_although_another_node_has_its
     assert placed.choice.node == "warm"
 
 
+def test_a_moved_session_waits_for_a_node_that_reads_contexts_rather_than_behind_busy_lanes(
+    kit: Any,
+) -> None:
+    # 57 streams of a node that drained: two more than there were lanes left on one, for 2 to 3 s, and 50 free on another,
+    # which read four moved contexts for 100 ms
+    view = kit.view(kit.node("full"), kit.node("reading"))
+    fold_load(view.nodes["full"], replace(view.nodes["full"].load, lanes_busy=8), ())
+    moved = kit.request(prompt=4_000, is_move=True)
+    read: list[Placed] = []
+    while not isinstance(verdict := place_one(view, moved), Refusal):
+        read.append(verdict)
+    assert 1 <= len(read) < 8
+    assert {each.choice.node for each in read} == {"reading"}
+    assert verdict.kind is RefusalKind.FULL
+    assert verdict.fits == {Fit.FULL, Fit.REPREFILLS}
+    read[0].reservation.started()  # its first token is there
+    placed = place_one(view, moved)
+    assert isinstance(placed, Placed)
+    assert placed.choice.node == "reading"
+    # where it failed before it is not waited for
+    elsewhere = place_one(view, replace(moved, avoid=frozenset({"reading"})))
+    assert isinstance(elsewhere, Placed)
+    assert elsewhere.choice.node == "full"
+
+
 def test_unknown_model_is_told_from_no_node(kit: Any) -> None:
     view = kit.view(kit.node("a"))
     view.nodes["a"].offers = {}
