@@ -108,6 +108,8 @@ class Prefix(Scenario):
             "ttft_ms": first_ms_mean(before),
             "least_loaded_ttft_ms": first_ms_mean(other),
             "ttft_of_least_loaded": first_ms_mean(before) / first_ms_mean(other),
+            # without the first quarter of all requests, in which the groups are new to both fleets
+            "ttft_of_least_loaded_warm": first_ms_mean(steady) / first_ms_mean(other[half // 2 :]),
             "hit_rate_after_restart": hit_rate(after),
             "hits_after_restart": hit_rate(after) / hit_rate(steady),
         }
