@@ -134,7 +134,7 @@ def test_a_missing_tensor_is_named_and_the_status_is_3(
     ("change", "words"),
     [
         ({"architectures": ["MixtralForCausalLM"]}, "unknown architecture 'MixtralForCausalLM'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized (awq)"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantized ('hqq')"),
         ({"hidden_size": 64}, "the configuration says"),
     ],
 )
