@@ -16,6 +16,7 @@ Each number is (q - zero) * scale, worked out in float32 and rounded once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,10 +53,14 @@ class Integers:
     def floats(self, dtype: torch.dtype) -> Tensor:
         """Write the numbers out."""
         made = torch.empty(self.q.shape, dtype=dtype, device=self.q.device)
+        run = self._run()
+        places = self.index[::run]
         for first in range(0, self.q.shape[0], ROWS_AT_ONCE):
             rows = slice(first, first + ROWS_AT_ONCE)
-            wide = self.q[rows].float() - self.zero[rows].float()[:, self.index]
-            made[rows] = wide.mul_(self.scale[rows].float()[:, self.index]).to(dtype)
+            wide = self.q[rows].float().unflatten(1, (-1, run))
+            wide.sub_(self.zero[rows].float()[:, places].unsqueeze(-1))
+            wide.mul_(self.scale[rows].float()[:, places].unsqueeze(-1))
+            made[rows] = wide.flatten(1).to(dtype)
         return made
 
     def rows(self) -> QuantizedRows | None:
@@ -64,12 +69,10 @@ class Integers:
         That is where 32 inputs in a row have several scales, where 8 bits have a zero that is not the middle, and where half
         precision does not hold the scales. The minimum of 4 bits, -zero * scale, is rounded once.
         """
-        if self.q.shape[1] % GROUP:
+        if self._run() % GROUP:
             return None
-        index = self.index.view(-1, GROUP)
-        if bool((index != index[:, :1]).any()):
-            return None
-        scale, zero = self.scale[:, index[:, 0]].float(), self.zero[:, index[:, 0]]
+        places = self.index[::GROUP]
+        scale, zero = self.scale[:, places].float(), self.zero[:, places]
         half = scale.half()
         if bool(((half.float() - scale).abs() > scale.abs() * SCALE_ERROR).any()):
             return None
@@ -77,6 +80,11 @@ class Integers:
             return None if bool((zero != INT8_HALF).any()) else QuantizedRows(self.q, half, None)
         minimum = (-zero.float() * half.float()).half()
         return QuantizedRows(self.q, half, minimum) if bool(minimum.isfinite().all()) else None
+
+    def _run(self) -> int:
+        """Find the longest run such that inputs [0, run), [run, 2 run) ... each lie in one group."""
+        changes = (self.index[1:] != self.index[:-1]).nonzero().flatten() + 1
+        return math.gcd(self.q.shape[1], *changes.tolist())
 
 
 def unpack(words: Tensor, bits: int, dim: int) -> Tensor:
