@@ -6,7 +6,8 @@ a zero, and a matrix of `o` outputs and `i` inputs is
     awq     (AutoAWQ, gemm)       qweight int32 [i, o/8], qzeros int32 [groups, o/8], scales [groups, o]; eight outputs lie in a word in
                                   the order 0 2 4 6 1 3 5 7
     gptq    (AutoGPTQ, GPTQModel) qweight int32 [i/p, o], qzeros int32 [groups, o/p], scales [groups, o], g_idx int32 [i]; zeros of
-                                  the first form are kept as one less, modulo what fits: a zero of 0 is kept as 15 (255)
+                                  the first form are kept as one less, modulo what fits: a zero of 0 is kept as 15 (255),
+                                  which readers that do not wrap around take for 16 (256)
     packed  (compressed-tensors)  weight_packed int32 [o, ceil(i/p)], weight_scale [o, groups], weight_shape int64 [2],
                                   weight_zero_point int32 [ceil(o/p), groups] or int8 [o, groups], weight_g_idx int32 [i];
                                   numbers have signs and are packed with half their range added
@@ -57,7 +58,7 @@ class Integers:
         places = self.index[::run]
         for first in range(0, self.q.shape[0], ROWS_AT_ONCE):
             rows = slice(first, first + ROWS_AT_ONCE)
-            wide = self.q[rows].float().unflatten(1, (-1, run))
+            wide = self.q[rows].float().view(-1, len(places), run)
             wide.sub_(self.zero[rows].float()[:, places].unsqueeze(-1))
             wide.mul_(self.scale[rows].float()[:, places].unsqueeze(-1))
             made[rows] = wide.flatten(1).to(dtype)
