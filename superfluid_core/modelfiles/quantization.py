@@ -263,7 +263,7 @@ def _scheme(said: _Said, name: str, scheme: object, form: str) -> Quantization:
     if form == "float-quantized":
         return _scheme_of_floats(weights)
     weights.one_of("type", "int", ("int",))
-    strategy = weights.one_of("strategy", "group", ("group", "channel", "tensor"))
+    strategy = weights.one_of("strategy", "group", ("group", "channel"))
     size = weights.group("group_size") if strategy == "group" else 0
     if strategy == "group" and not size:
         raise weights.refusal("the strategy 'group' without a group_size")

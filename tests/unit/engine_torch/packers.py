@@ -175,6 +175,20 @@ def fp8_block(tall: int, wide: int) -> Form:
     return Form(table | {"weight_block_size": [tall, wide]}, pack)
 
 
+def fp8_powers(tall: int, wide: int) -> Form:
+    """Scales that are powers of two, kept as such."""
+
+    def pack(weight: torch.Tensor) -> Packed:
+        _, scale = e4m3(weight, (tall, wide))
+        kept = scale.log2().ceil().exp2().to(torch.float8_e8m0fnu)
+        ones = written(torch.ones(weight.shape), kept, (tall, wide))
+        made = (weight / ones).to(torch.float8_e4m3fn)
+        return {"weight": made, "weight_scale_inv": kept}, written(made, kept, (tall, wide))
+
+    table = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0"}
+    return Form(table | {"weight_block_size": [tall, wide]}, pack)
+
+
 def fp8_tensor() -> Form:
     def pack(weight: torch.Tensor) -> Packed:
         block = (weight.shape[0], weight.shape[1])
@@ -261,6 +275,7 @@ FORMS = {
     "gptq-8-sym": gptq(8, 32, symmetric=True),
     "gptq-8-zeros": gptq(8, 32, symmetric=False),
     "fp8-block": fp8_block(40, 48),
+    "fp8-powers": fp8_powers(32, 32),
     "fp8-tensor": fp8_tensor(),
     "ct-fp8-tensor": ct_floats("tensor"),
     "ct-fp8-channel": ct_floats("channel", torch.bfloat16),

@@ -176,6 +176,28 @@ def test_the_outline_names_all_that_a_matrix_is_made_of(published: Published) ->
     assert {name.rpartition(".")[2] for name in unread} == {"input_scale"}
 
 
+@pytest.mark.parametrize(
+    ("form", "part"),
+    [
+        ("awq-32", "qzeros"),
+        ("awq-32", "scales"),
+        ("gptq-4-sym", "qzeros"),
+        ("ct-4-sym", "weight_shape"),
+        ("ct-4-zeros", "weight_zero_point"),
+        ("fp8-block", "weight_scale_inv"),
+    ],
+)
+def test_the_outline_misses_what_loading_would_miss(
+    form: str, part: str, published: Published, tmp_path: Path
+) -> None:
+    small, _ = published("llama-llama3-bias", form)
+    tensors = load_file(small / "model.safetensors")
+    less(part)(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((small / "config.json").read_bytes())
+    assert LAYER in (outline(files_of(tmp_path)).problem or "")
+
+
 LAYER = "model.layers.1.mlp.down_proj"
 
 

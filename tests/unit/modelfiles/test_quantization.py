@@ -119,6 +119,7 @@ def test_the_older_name_of_the_table_is_read_and_plain_weights_say_nothing() -> 
         (packed("pack-quantized", INTS | {"num_bits": 3}), "3 bits"),
         (packed("pack-quantized", INTS | {"type": "float"}), "type 'float'"),
         (packed("pack-quantized", INTS | {"group_size": None}), "without a group_size"),
+        (packed("pack-quantized", INTS | {"strategy": "tensor"}), "strategy 'tensor'"),
         (packed("pack-quantized", INTS | {"actorder": "odd"}), "actorder 'odd'"),
         (packed("pack-quantized", INTS | {"actorder": 3}), "actorder ''"),
         (packed("pack-quantized", INTS | {"dynamic": True}), "dynamic"),

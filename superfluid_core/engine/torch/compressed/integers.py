@@ -161,8 +161,7 @@ def read_packed(parts: Parts) -> Integers:
     group, groups = _size(parts, inputs)
     words = parts.take("weight_packed", WORDS, parts.shape("weight_packed"))
     q = unpack(words, bits, 1)[:, :inputs].contiguous()
-    shapes = ((outputs, groups), (outputs,), (1,), ()) if groups == 1 else ((outputs, groups),)
-    scale = _spread(parts.take("weight_scale", SCALES, *shapes), (outputs, groups))
+    scale = parts.take("weight_scale", SCALES, (outputs, groups))
     if not parts.kept.zero_points:
         zero = _middle(scale, bits)
     elif parts.located("weight_zero_point").dtype in WORDS:
@@ -170,7 +169,7 @@ def read_packed(parts: Parts) -> Integers:
         packed = parts.take("weight_zero_point", WORDS, (rows, groups))
         zero = unpack(packed, bits, 0)[:outputs].contiguous()
     else:
-        zero = _spread(parts.take("weight_zero_point", ("I8",), *shapes), (outputs, groups))
+        zero = parts.take("weight_zero_point", ("I8",), (outputs, groups))
         zero = (zero.short() + (1 << (bits - 1))).to(torch.uint8)
     index = parts.index("weight_g_idx", inputs, groups)
     if index is None:
@@ -178,9 +177,3 @@ def read_packed(parts: Parts) -> Integers:
             raise parts.refusal("weight_g_idx", "is missing, and actorder says that it is needed")
         index = in_order(inputs, group, q.device)
     return Integers(q, zero, scale, index, bits)
-
-
-def _spread(values: Tensor, shape: tuple[int, int]) -> Tensor:
-    """One value a matrix, a row or a group -> one a group."""
-    values = values.view(-1, 1) if values.dim() < 2 else values
-    return values.expand(shape).contiguous()

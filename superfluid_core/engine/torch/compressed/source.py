@@ -43,6 +43,7 @@ NEEDED: dict[Layout, tuple[str, ...]] = {
     "packed": ("weight_scale", "weight_shape"),
     "fp8": (),
 }
+ZEROS: dict[Layout, tuple[str, ...]] = {"awq": ("qzeros",), "packed": ("weight_zero_point",)}
 
 
 class CompressedSource(AbstractContextManager["CompressedSource"]):
@@ -92,9 +93,10 @@ class CompressedSource(AbstractContextManager["CompressedSource"]):
         return Entry(parts.prefix + stored, kind, (rows, inputs), parts.beside())
 
     def _shape(self, parts: Parts) -> tuple[int, int]:
-        for name in NEEDED[self._kept.layout]:
-            parts.located(name)
         layout, run = self._kept.layout, WORD_BITS // self._kept.bits
+        zeros = ZEROS.get(layout, ()) if self._kept.zero_points else ()
+        for name in (*NEEDED[layout], *zeros):
+            parts.located(name)
         if layout == "packed":
             return packed_shape(parts)
         first, second = parts.matrix(MATRIX[layout])
