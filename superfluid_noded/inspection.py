@@ -17,6 +17,7 @@ import click
 from superfluid_core.errors import EngineError, ModelFilesError, SuperfluidError
 from superfluid_core.logs import clean
 from superfluid_core.modelfiles.inventory import Held, inventory
+from superfluid_core.modelfiles.quantization import holds_matrix, numbers_in
 from superfluid_core.modelfiles.resolve import ModelFiles, resolve
 from superfluid_core.modelfiles.shape import ModelConfig
 from superfluid_noded.build import NATIVE_INSTALL
@@ -85,9 +86,9 @@ def weights_of(
             each.type, {"type": each.type, "tensors": 0, "numbers": 0, "bytes": 0}
         )
         kind["tensors"] += 1
-        kind["numbers"] += each.numbers
+        kind["numbers"] += numbers_in(config.quantization, each.name, each.type, each.shape)
         kind["bytes"] += each.bytes
-    total = sum(each.numbers for each in used)
+    total = sum(kind["numbers"] for kind in kinds.values())
     return {
         "parameters": total,
         "active_parameters": total - _idle(config),
@@ -98,6 +99,29 @@ def weights_of(
             "bytes": sum(each.bytes for each in unused),
             "names": [each.name for each in unused[:NAMES_MAX]],
         },
+    }
+
+
+def quantization_of(config: ModelConfig, held: tuple[Held, ...]) -> dict[str, Any] | None:
+    """Say how a directory's matrices were quantized, and which ones were left plain."""
+    kept = config.quantization
+    if kept is None:
+        return None
+    small = {each.name for each in held if holds_matrix(kept, each.name, each.type)}
+    plain = [
+        each.name
+        for each in held
+        if len(each.shape) == 2 and each.name.endswith(".weight") and each.name not in small
+    ]
+    return {
+        "method": kept.method,
+        "bits": kept.bits,
+        "group": kept.group or None,
+        "block": None if kept.block is None else list(kept.block),
+        "zero_points": kept.zero_points,
+        "act_order": kept.by_activation,
+        "matrices": len(small),
+        "plain": {"matrices": len(plain), "names": plain[:NAMES_MAX]},
     }
 
 
@@ -186,6 +210,7 @@ def examine(
     report: dict[str, Any] = {"model": files.name, "path": str(files.path), "form": files.kind}
     report |= shape_of(config) | text_of(files)
     held = inventory(files.path, files.kind)
+    report["quantization"] = quantization_of(config, held)
     if importlib.util.find_spec("torch") is None:
         report["weights"] = weights_of(config, held, None)
         return report, f"the native engine needs torch: {NATIVE_INSTALL}"
@@ -251,7 +276,24 @@ def _shape_lines(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "soft caps", ", ".join(caps)
 
 
+def _quantization_words(kept: Mapping[str, Any]) -> str:
+    scales = "scales of rows or whole matrices"
+    if kept["block"] is not None:
+        scales = "blocks of {} x {}".format(*kept["block"])
+    if kept["group"] is not None:
+        scales = f"groups of {kept['group']}"
+    zeros = ", zero points" if kept["zero_points"] else ""
+    order = ", inputs in order of activation" if kept["act_order"] else ""
+    return f"{kept['method']}, {kept['bits']} bits, {scales}{zeros}{order}: {kept['matrices']} matrices"
+
+
 def _weight_lines(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    kept = report["quantization"]
+    if kept is not None:
+        yield "quantization", _quantization_words(kept)
+        plain = kept["plain"]
+        more = ", ..." if plain["matrices"] > len(plain["names"]) else ""
+        yield "left plain", f"{plain['matrices']} matrices: {', '.join(plain['names'])}{more}"
     weights = report["weights"]
     active = weights["active_parameters"]
     used = f", {_count(active)} a token" if active != weights["parameters"] else ""

@@ -1,7 +1,7 @@
 """`config.json` of a Hugging Face model -> `ModelConfig`.
 
 Owns the names that those files use, the values that a family's files leave out, and the refusal of everything that this product
-would compute wrongly: an unknown architecture, another activation, quantized safetensors. It must not know tensors. The idea: one
+would compute wrongly: an unknown architecture, another activation, a quantization that is not read. It must not know tensors. The idea: one
 table of left-out values a family, laid under the file's own, then one reading for all families and a short one for each.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Literal
 
 from superfluid_core.errors import ModelFilesError
+from superfluid_core.modelfiles.quantization import quantization_of
 from superfluid_core.modelfiles.shape import (
     DIMENSION_MAX,
     DTYPES,
@@ -96,7 +97,9 @@ def config_from_hf(
 ) -> ModelConfig:
     """Translate `config.json`, with the stop ids of `generation_config.json` merged in."""
     family = _family(Fields(config, "config.json"))
-    fields = Fields(_with_left_out(config, family), "config.json")
+    table = _with_left_out(config, family)
+    fields = Fields(table, "config.json")
+    quantization = quantization_of(table)
     _refuse_what_would_be_computed_wrongly(fields)
     heads = fields.integer("num_attention_heads", at_most=DIMENSION_MAX)
     hidden = fields.integer("hidden_size", at_most=DIMENSION_MAX)
@@ -130,6 +133,7 @@ def config_from_hf(
         dtype=_dtype(fields),
         activation=_activation(fields),
         full_layers=full_layers,
+        quantization=quantization,
     )
     more = _MORE.get(family)
     return checked(found if more is None else more(found, fields))
@@ -158,12 +162,6 @@ def _with_left_out(config: Mapping[str, object], family: str) -> dict[str, objec
 
 
 def _refuse_what_would_be_computed_wrongly(fields: Fields) -> None:
-    quantization = fields.mapping("quantization_config")
-    if quantization:
-        method = str(quantization.get("quant_method", "unknown"))[:40]
-        raise ModelFilesError(
-            f"these safetensors are quantized ({method}); give the unquantized model or a GGUF"
-        )
     if fields.truth("use_bidirectional_attention", False):
         raise ModelFilesError("this model looks both ways: it is no text generator")
 

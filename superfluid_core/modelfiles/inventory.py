@@ -6,7 +6,6 @@ Owns the one list for both forms of file. It must not know which tensors an engi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 from superfluid_core.modelfiles.gguf import GgufFile
@@ -21,10 +20,6 @@ class Held:
     type: str
     shape: tuple[int, ...]
     bytes: int
-
-    @property
-    def numbers(self) -> int:
-        return prod(self.shape)
 
 
 def inventory(path: Path, kind: str) -> tuple[Held, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from superfluid_core.errors import ModelFilesError
+from superfluid_core.modelfiles.quantization import Quantization
 
 VOCABULARY_MAX = 1 << 22
 DIMENSION_MAX = 1 << 20
@@ -98,6 +99,7 @@ class ModelConfig:
     full_layers      see everything although there is a `sliding_window`
     local_rope_theta of layers with a window; 0: as of all others
     nope_layers      do not turn at all
+    quantization     how safetensors were made small; None where they are plain, and for GGUF files
     """
 
     family: str
@@ -135,6 +137,7 @@ class ModelConfig:
     local_rope_theta: float = 0.0
     nope_layers: tuple[int, ...] = ()
     mixture: Mixture | None = None
+    quantization: Quantization | None = None
 
     @property
     def turned(self) -> int:

@@ -62,6 +62,10 @@ def build_mlx_engine(
             "--engine mlx reads directories of safetensors; for a .gguf file there is --engine llamacpp"
         )
     config = files.config
+    if config.quantization is not None:
+        raise ConfigError(
+            f"--engine mlx reads plain safetensors, these are quantized ({config.quantization.method})"
+        )
     window = config.window if options.window is None else options.window
     if not 1 <= window <= config.window:
         raise ConfigError(f"a window of {window} tokens; this model has at most {config.window}")

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from superfluid_core.engine.torch.capabilities import compiled_gap, layer_gap, recorded_gap
+from superfluid_core.engine.torch.checkpoints import Source, open_source
 from superfluid_core.engine.torch.dequant import DECODERS
 from superfluid_core.engine.torch.native.build import COMPILERS
 from superfluid_core.engine.torch.native.ops import fits
 from superfluid_core.engine.torch.quantized import GROUP, PLAIN
-from superfluid_core.engine.torch.sources import Entry, GgufSource, SafetensorsSource
+from superfluid_core.engine.torch.sources import Entry, GgufSource
 from superfluid_core.engine.torch.weights import Checkpoint, assemble
 from superfluid_core.errors import ModelFilesError
 from superfluid_core.modelfiles.config import ModelConfig
@@ -42,13 +43,14 @@ class Outline:
     @property
     def stored(self) -> frozenset[str]:
         """Names in the file, of which one may hold several tensors."""
-        return frozenset(entry.stored for entry in self.taken.values())
+        taken = self.taken.values()
+        return frozenset(name for entry in taken for name in (entry.stored, *entry.beside))
 
 
 class _Shapes:
     """Implements WeightSource with tensors that have no numbers."""
 
-    def __init__(self, source: SafetensorsSource | GgufSource, outline: Outline) -> None:
+    def __init__(self, source: Source, outline: Outline) -> None:
         self._source = source
         self._outline = outline
         is_gguf = isinstance(source, GgufSource)
@@ -61,7 +63,7 @@ class _Shapes:
         entry = self._source.entry(name)
         if entry is None:
             raise ModelFilesError(f"there is no tensor {name!r}, nor one that it could be cut from")
-        if entry.type not in self._readable:
+        if entry.type not in self._readable and not entry.beside:
             known = ", ".join(sorted(self._readable))
             raise ModelFilesError(
                 f"tensor {entry.stored!r} is of type {entry.type}; read are {known}"
@@ -76,8 +78,7 @@ def outline(files: Checkpoint) -> Outline:
     """Go through all tensors as loading would. Raises ModelFilesError only where the files cannot be opened."""
     found = Outline()
     path, config = Path(files.path), files.config
-    make = GgufSource if files.kind == "gguf" else SafetensorsSource
-    with make(path, config, META, torch.float32) as source:
+    with open_source(path, files.kind, config, META, torch.float32) as source:
         try:
             assemble(_Shapes(source, found), config, WINDOW)
         except ModelFilesError as error:

@@ -30,11 +30,15 @@ from superfluid_core.modelfiles.shape import INTERLEAVED
 
 
 class Entry(NamedTuple):
-    """What a file says of a tensor that an engine asks for: under which name, of which type and shape its rows lie there."""
+    """What a file says of a tensor that an engine asks for: under which name, of which type and shape its rows lie there.
+
+    `beside` are the tensors that belong to it, such as scales.
+    """
 
     stored: str
     type: str
     shape: tuple[int, ...]
+    beside: tuple[str, ...] = ()
 
 
 class WeightSource(Protocol):
@@ -45,7 +49,7 @@ class WeightSource(Protocol):
     def get(self, name: str) -> Tensor: ...
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """Rows [first, end) of a tensor that a file has."""
 
     name: str
@@ -53,7 +57,7 @@ class _Part(NamedTuple):
     end: int
 
 
-def fused_part(name: str, config: ModelConfig) -> _Part | None:
+def fused_part(name: str, config: ModelConfig) -> Part | None:
     """Find where the rows of a projection lie if a file fuses it with its neighbours."""
     prefix, _, rest = name.rpartition(".self_attn.")
     q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -67,7 +71,7 @@ def fused_part(name: str, config: ModelConfig) -> _Part | None:
     projection, _, kind = rest.partition(".")
     if projection not in places:
         return None
-    return _Part(f"{whole}.{kind}", *places[projection])
+    return Part(f"{whole}.{kind}", *places[projection])
 
 
 def uninterleave(rows: Tensor, heads: int) -> Tensor:
@@ -121,12 +125,12 @@ class SafetensorsSource(AbstractContextManager["SafetensorsSource"]):
     def __init__(
         self, directory: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self._index = SafetensorsIndex.open(directory)
-        self._names = frozenset(self._index.names())
+        self.index = SafetensorsIndex.open(directory)
+        self._names = frozenset(self.index.names())
         self._config, self._device, self._dtype = config, device, dtype
-        self._order = _Order(config, is_interleaved=False)
+        self.order = _Order(config, is_interleaved=False)
         self._prefix = next(
-            (each for each in _PREFIXES if f"{each}embed_tokens.weight" in self._names), "model."
+            (each for each in _PREFIXES if f"{each}norm.weight" in self._names), "model."
         )
         self._files: dict[Path, Any] = {}
         self._stack = ExitStack()
@@ -141,14 +145,22 @@ class SafetensorsSource(AbstractContextManager["SafetensorsSource"]):
         self._stack.close()
 
     def has(self, name: str) -> bool:
-        return self._find(name) is not None
+        return self.find(name) is not None
 
     def get(self, name: str) -> Tensor:
-        found = self._find(name)
+        found = self.find(name)
         if found is None:
             raise ModelFilesError(f"the checkpoint has no tensor {name!r}")
-        stored, part = found
-        path = Path(self._index.locate(stored)[0])
+        tensor = self.read(*found)
+        if not tensor.is_floating_point() or tensor.itemsize < 2:
+            raise ModelFilesError(f"tensor {name!r} is of type {tensor.dtype}, not a plain float")
+        if is_wide(name, self._config):
+            return tensor.float() + 1.0  # these families keep what their norms add to one
+        return self.order(name, tensor.to(self._dtype))
+
+    def read(self, stored: str, part: Part | None = None) -> Tensor:
+        """Read a tensor, or some rows of it, by its name in the file and as it lies there."""
+        path = Path(self.index.locate(stored)[0])
         try:
             file = self._files.get(path)
             if file is None:
@@ -163,23 +175,20 @@ class SafetensorsSource(AbstractContextManager["SafetensorsSource"]):
             )
         except (SafetensorError, OSError) as error:
             raise ModelFilesError(f"{path.name}: {error}") from error
-        if not tensor.is_floating_point() or tensor.itemsize < 2:
-            raise ModelFilesError(f"tensor {name!r} is of type {tensor.dtype}, not a plain float")
-        if is_wide(name, self._config):
-            return tensor.float() + 1.0  # these families keep what their norms add to one
-        return self._order(name, tensor.to(self._dtype))
+        return tensor
 
     def entry(self, name: str) -> Entry | None:
         """Say where a tensor lies, and as what, without reading it."""
-        found = self._find(name)
+        found = self.find(name)
         if found is None:
             return None
         stored, part = found
-        place = self._index.locate(stored)
+        place = self.index.locate(stored)
         rows = place.shape if part is None else (part.end - part.first, *place.shape[1:])
         return Entry(stored, place.dtype, rows)
 
-    def _find(self, name: str) -> tuple[str, _Part | None] | None:
+    def find(self, name: str) -> tuple[str, Part | None] | None:
+        """Find a tensor's name in the file, and which of its rows are meant where it is fused."""
         if (stored := self._stored(name)) in self._names:
             return stored, None
         part = fused_part(name, self._config)

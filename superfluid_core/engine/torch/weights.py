@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from superfluid_core.engine.torch.capabilities import compiled_gap, layer_gap
+from superfluid_core.engine.torch.checkpoints import open_source
 from superfluid_core.engine.torch.experts import Expert, ExpertsBlock
 from superfluid_core.engine.torch.layers import ACTIVATIONS, LayerWeights, no_product
 from superfluid_core.engine.torch.linear import Linear, make_linear
@@ -22,7 +23,7 @@ from superfluid_core.engine.torch.quantized import (
     assemble_quantized,
 )
 from superfluid_core.engine.torch.rope import rope_table
-from superfluid_core.engine.torch.sources import GgufSource, SafetensorsSource, WeightSource
+from superfluid_core.engine.torch.sources import GgufSource, WeightSource
 from superfluid_core.engine.torch.weights_cache import (
     WeightsCache,
     cache_name,
@@ -204,12 +205,7 @@ def load_weights(
 ) -> DecoderWeights:
     """Read the weights of a model from whatever files it has."""
     path, config = Path(files.path), files.config
-    source: SafetensorsSource | GgufSource
-    if files.kind == "gguf":
-        source = GgufSource(path, config, device, dtype)
-    else:
-        source = SafetensorsSource(path, config, device, dtype)
-    with source:
+    with open_source(path, files.kind, config, device, dtype) as source:
         return assemble(source, config, window)
 
 

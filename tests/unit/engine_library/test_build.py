@@ -104,6 +104,13 @@ def test_windows_that_a_library_leaves_out_are_refused_above_them(
     build(library, path, window=64).close()
 
 
+def test_a_checkpoint_that_was_quantized_is_not_given_to_mlx(tmp_path: Path) -> None:
+    table = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    path = write_checkpoint(tmp_path / "m", quantization_config=table)
+    with pytest.raises(ConfigError, match=r"these are quantized .fp8."):
+        build("mlx", path)
+
+
 def test_a_checkpoint_with_code_of_its_own_is_refused(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "m", model_file="evil.py")
     (path / "evil.py").write_text("raise SystemExit('was run')")

@@ -95,7 +95,7 @@ def test_the_newer_spelling_of_rope_and_type_is_understood() -> None:
         ({"rope_theta": float("nan")}, "finite"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling 'longrope'"),
         ({"hidden_act": "gelu"}, "activation 'gelu'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized .awq."),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized .'bitsandbytes'."),
         ({"num_key_value_heads": 5}, "cannot share"),
         ({"torch_dtype": "int8"}, "weights of type 'int8'"),
         ({"eos_token_id": "x"}, "token ids"),

@@ -21,7 +21,9 @@ from superfluid_core.modelfiles.gguf import GgmlType
 from superfluid_core.modelfiles.resolve import resolve
 from superfluid_head.commands.inspect import inspect as head_inspect
 from superfluid_noded.cli import run
+from tests.unit.engine_torch.packers import FORMS, publish
 
+EMBEDDING = "model.embed_tokens.weight"
 SIZES = TinySizes(300, 32, 48, 2, 4, 2, 16, 128)
 
 
@@ -34,14 +36,18 @@ def report_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
 def directory(tmp_path: Path) -> Path:
     """A tiny Qwen 3 whose vocabulary is bytes."""
     write_tiny_model(tmp_path, SIZES)
+    write_tokenizer(tmp_path)
+    return tmp_path
+
+
+def write_tokenizer(path: Path) -> None:
     signs = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     words = {sign: number for number, sign in enumerate([*signs, "<|im_end|>"])}
     made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel()
     made.decoder = tokenizers.decoders.ByteLevel()
     made.add_special_tokens(["<|im_end|>"])
-    made.save(str(tmp_path / "tokenizer.json"))
-    return tmp_path
+    made.save(str(path / "tokenizer.json"))
 
 
 def test_the_demo_model_is_understood(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,6 +108,39 @@ def test_lines_say_the_same_and_what_no_layer_takes(
         assert line in words
 
 
+@pytest.mark.parametrize(
+    ("form", "words", "numbers"),
+    [
+        ("awq-32", "awq, 4 bits, groups of 32, zero points: 14 matrices", 4),
+        ("gptq-4-order", "groups of 32, inputs in order of activation: 14 matrices", 4),
+        ("fp8-block", "fp8, 8 bits, blocks of 40 x 48: 14 matrices", 8),
+        ("ct-fp8-channel", "8 bits, scales of rows or whole matrices: 14 matrices", 8),
+    ],
+)
+def test_a_quantized_checkpoint_is_understood(
+    form: str, words: str, numbers: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "source").mkdir()
+    write_tiny_model(tmp_path / "source", TinySizes(304, 32, 64, 2, 4, 2, 16, 128))
+    small, plain = publish(tmp_path / "source", FORMS[form], tmp_path / "made")
+    write_tokenizer(small)
+    write_tokenizer(plain)
+    status, report = report_of(capsys, str(small))
+    _, expected = report_of(capsys, str(plain))
+    assert (status, report["error"], expected["quantization"]) == (0, None, None)
+    assert report["quantization"]["bits"] == numbers
+    assert report["quantization"]["matrices"] == 14
+    assert report["quantization"]["plain"]["names"] == [EMBEDDING]
+    assert report["weights"]["parameters"] == expected["weights"]["parameters"]
+    assert report["weights"]["bytes"] < expected["weights"]["bytes"]
+    assert report["weights"]["unused"]["tensors"] == 0
+    assert report["fingerprints"]["weights"] != expected["fingerprints"]["weights"]
+    assert run(["inspect", str(small), "--device", "cpu"]) == 0
+    told = capsys.readouterr().out
+    assert words in told
+    assert f"left plain    1 matrices: {EMBEDDING}\n" in told
+
+
 def test_a_family_that_a_faster_way_does_not_know_is_said(
     directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +173,7 @@ def test_a_missing_tensor_is_named_and_the_status_is_3(
     ("change", "words"),
     [
         ({"architectures": ["MixtralForCausalLM"]}, "unknown architecture 'MixtralForCausalLM'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantized (awq)"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantized ('hqq')"),
         ({"hidden_size": 64}, "the configuration says"),
     ],
 )

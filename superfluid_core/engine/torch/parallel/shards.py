@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from superfluid_core.engine.torch.capabilities import split_gap
+from superfluid_core.engine.torch.checkpoints import open_source
 from superfluid_core.engine.torch.linear import Linear
 from superfluid_core.engine.torch.models import DecoderWeights
 from superfluid_core.engine.torch.parallel.group import Ranks
-from superfluid_core.engine.torch.sources import GgufSource, SafetensorsSource, WeightSource
+from superfluid_core.engine.torch.sources import WeightSource
 from superfluid_core.engine.torch.weights import Checkpoint, assemble
 from superfluid_core.errors import ConfigError
 from superfluid_core.modelfiles.config import ModelConfig
@@ -86,12 +87,7 @@ class AddedLinear:
 def load_shard(files: Checkpoint, window: int, dtype: torch.dtype, ranks: Ranks) -> DecoderWeights:
     """Read this rank's share of the weights. Raises ModelFilesError like `load_weights`."""
     path, config = Path(files.path), files.config
-    source: SafetensorsSource | GgufSource
-    if files.kind == "gguf":
-        source = GgufSource(path, config, ranks.device, dtype)
-    else:
-        source = SafetensorsSource(path, config, ranks.device, dtype)
-    with source:
+    with open_source(path, files.kind, config, ranks.device, dtype) as source:
         shard = ShardedSource(source, ranks.rank, ranks.world)
         weights = assemble(shard, local_config(config, ranks.world), window)
     layers = tuple(
