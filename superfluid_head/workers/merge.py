@@ -1,6 +1,6 @@
 """What several heads say, as one: metrics and states summed. Pure.
 
-Counters and histograms are sums. A gauge is a sum where it counts what each head has of its own, and else, where all heads see
+Counters and histograms are sums, but for what the parent counts for all. A gauge is a sum where it counts what each head has of its own, and else, where all heads see
 the same thing (a node), the largest that any of them sees.
 """
 
@@ -20,6 +20,8 @@ OWN_GAUGES = frozenset(
     }
 )
 """Gauges of what a head alone has, be it that it is there."""
+SHARED_COUNTERS = frozenset({"superfluid_head_worker_ends_total"})
+"""Counters that every head reads from the same place."""
 
 
 def metrics(pages: Sequence[str]) -> str:
@@ -50,7 +52,9 @@ def metrics(pages: Sequence[str]) -> str:
 
 
 def _is_sum(family: str, kinds: dict[str, str]) -> bool:
-    return kinds.get(family) != "gauge" or family in OWN_GAUGES
+    if kinds.get(family) == "gauge":
+        return family in OWN_GAUGES
+    return family not in SHARED_COUNTERS
 
 
 def _add(rows: dict[str, float], name: str, value: float, *, is_sum: bool) -> None:

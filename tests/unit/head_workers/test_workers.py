@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from superfluid_core.clock import MS, SECOND
 from superfluid_core.errors import ConfigError
-from superfluid_core.limits import HttpLimits
+from superfluid_core.limits import HttpLimits, WorkerLimits
 from superfluid_core.options import merge as merge_settings
 from superfluid_head.access.keys import KeyRing, Principal
 from superfluid_head.config import OPTIONS, HeadConfig, Surroundings, build_config
@@ -156,16 +156,16 @@ def test_what_one_worker_refuses_to_do_to_a_node_is_told(tmp_path: Path) -> None
 
 
 def test_a_worker_that_keeps_dying_waits_longer_each_time(tmp_path: Path) -> None:
-    child = Child(0, tmp_path)
+    child = Child(0, tmp_path, WorkerLimits())
     try:
         pauses, now_ns = [], 0
         for _ in range(8):
             child.begin(now_ns)
-            pauses.append(child.ended(now_ns, settled_ns=60 * SECOND))
+            pauses.append(child.ended(now_ns))
             assert child.due_ns == now_ns + pauses[-1] * MS
         assert pauses == [200, 400, 800, 1_600, 3_200, 6_400, 10_000, 10_000]
         child.begin(now_ns)
-        assert child.ended(now_ns + 61 * SECOND, settled_ns=60 * SECOND) == 200
+        assert child.ended(now_ns + 61 * SECOND) == 200
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
             told.sendto(b"READY=1\nSTATUS=serving", str(child.path))
         assert child.words() == ["READY=1", "STATUS=serving"]
