@@ -6,6 +6,7 @@ The supervisor is the test: it hears what systemd would, with the times at which
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -272,7 +273,7 @@ class Listener:
     def gap_s(self, began: float) -> float:
         """The longest time without being fed since `began`."""
         times = [began, *(each for each in self.fed if each > began), time.monotonic()]
-        return max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+        return max(later - earlier for earlier, later in itertools.pairwise(times))
 
 
 def test_a_worker_that_hangs_is_replaced_while_the_other_serves(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import selectors
 import signal
 import socket
@@ -14,7 +15,6 @@ from superfluid_core.clock import MS, SystemClock
 from superfluid_core.errors import ConfigError
 from superfluid_core.limits import WorkerLimits
 from superfluid_core.notify import READY, WATCHDOG, notify
-from superfluid_head.workers import parent as parents
 from superfluid_head.workers.board import DIED, HUNG, Board
 from superfluid_head.workers.children import Child
 from superfluid_head.workers.parent import Parent, Told
@@ -98,7 +98,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
-    monkeypatch.setattr(parents.faulthandler, "is_enabled", lambda: True)
+    monkeypatch.setattr(faulthandler, "is_enabled", lambda: True)
     made = Stage(tmp_path)
     try:
         yield made
