@@ -227,9 +227,10 @@ def is_there(pid: int) -> bool:
 
 
 def test_what_a_killed_worker_had_started_ends_with_it(heads: Heads) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    body = {"prompt": "x", "max_tokens": 8, "guided_json": schema}
-    url, headers = f"{heads.head.url}/v1/completions", {"authorization": f"Bearer {heads.key}"}
+    body = {
+        "prompt": "word " * 60_000
+    }  # longer than what threads take: a process of the worker's own
+    url, headers = f"{heads.head.url}/tokenize", {"authorization": f"Bearer {heads.key}"}
 
     def worker_with_children() -> int | None:
         httpx.post(url, json=body, headers=headers, timeout=60, trust_env=False)
