@@ -144,3 +144,19 @@ class HttpLimits:
     bytes_per_token_max: int = 128
     request_id_chars_max: int = 128
     drain_ms: int = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """Bounds of several heads on one port: when one counts as hung, and when one that ended is started again."""
+
+    hang_ms: int = 15_000
+    start_silent_ms: int = 60_000
+    abort_ms: int = 2_000
+    own_pause_ms: int = 1_000
+    pause_ms_min: int = 200
+    pause_ms_max: int = 10_000
+    settled_ms: int = 60_000
+    stop_margin_ms: int = 20_000
+    ask_ms: int = 5_000
+    watch_ask_ms: int = 1_000

@@ -52,6 +52,7 @@ class Reloader:
         self._others = others
         self._wanted = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._wanted.set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # a worker's has waited
 
     async def run(self) -> None:
         """Read again whenever told, until cancelled."""

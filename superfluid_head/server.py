@@ -49,6 +49,7 @@ from superfluid_head.reload import Reloader, Reread
 from superfluid_head.supervisor import Supervisor
 from superfluid_head.text.catalog import TextCatalog
 from superfluid_head.text.chat import TextWorkers
+from superfluid_head.workers.board import Board
 from superfluid_head.workers.place import Place
 
 __all__ = ["http_server", "open_sockets", "run_head"]
@@ -127,7 +128,10 @@ async def _run(
                 place.attach(fleet)
             warnings = _warnings(config, is_open=is_open)
             head = replace(
-                _head(config, clock, fleet, texts, metrics), warnings=warnings, tracer=tracer
+                _head(config, clock, fleet, texts, metrics),
+                warnings=warnings,
+                tracer=tracer,
+                worker_ends=Board().ends if worker is None else worker.board.ends,
             )
             counted = Connections(config.access.conns_per_address, Proxies(config.access.proxies))
             reached = None if worker is None else partial(fleet.wait_ready, REACH_MS / 1000)

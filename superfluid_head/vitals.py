@@ -3,14 +3,14 @@
 Owns a bounded row of slots of SLOT_S seconds each, oldest dropped first, with counts in buckets that grow by a fifth: enough for
 quantiles that a person reads off a chart, at well under a microsecond a token. What Prometheus scrapes is `metrics.py`; this is
 for whoever looks at this head now (the dashboard, `superfluid top`). It knows no clock, no node and no route: time and names
-are handed in.
+are handed in. What several heads of one machine noted can be added up (`share`, `joined`): slots are numbered by a clock that they share.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,6 +60,18 @@ class Spread:
         self.total += other.total
         self.most_ms = max(self.most_ms, other.most_ms)
 
+    def share(self) -> dict[str, Any]:
+        """Return it as plain values; buckets that are empty are left out."""
+        counts = [[bucket, count] for bucket, count in enumerate(self.counts) if count]
+        return {"counts": counts, "most_ms": self.most_ms}
+
+    def take(self, share: Mapping[str, Any]) -> None:
+        """Add what `share` returned."""
+        for bucket, count in share["counts"]:
+            self.counts[bucket] += count
+            self.total += count
+        self.most_ms = max(self.most_ms, share["most_ms"])
+
     def quantile_ms(self, percent: int) -> float | None:
         """Interpolate within the bucket that holds it; never beyond the longest. None without any."""
         if not self.total:
@@ -91,6 +103,24 @@ class _Slot:
     tokens: dict[str, int] = field(default_factory=dict)
     moves: int = 0
 
+    def share(self) -> dict[str, Any]:
+        """Return it as plain values, to be added to another head's."""
+        return {
+            "slot": self.number,
+            "first": self.first.share(),
+            "gaps": self.gaps.share(),
+            "tokens": self.tokens,
+            "moves": self.moves,
+        }
+
+    def take(self, share: Mapping[str, Any]) -> None:
+        """Add what `share` returned."""
+        self.first.take(share["first"])
+        self.gaps.take(share["gaps"])
+        self.moves += share["moves"]
+        for name, count in share["tokens"].items():
+            self.tokens[name] = self.tokens.get(name, 0) + count
+
     def shown(self, at_s: int, seconds: float) -> dict[str, Any]:
         """Show it as a point; `seconds` of it have passed."""
         return {
@@ -110,6 +140,21 @@ class Vitals:
         self._slots: deque[_Slot] = deque(maxlen=SLOTS_MAX)
         self._names: set[str] = set()
         self._ends_ns = 0
+
+    @classmethod
+    def joined(cls, shares: Iterable[Mapping[str, Any]]) -> Vitals:
+        """Add up the slots of several heads."""
+        slots: dict[int, _Slot] = {}
+        for share in shares:
+            number = share["slot"]
+            slots.setdefault(number, _Slot(number)).take(share)
+        found = cls()
+        found._slots.extend(slots[number] for number in sorted(slots))
+        return found
+
+    def shares(self, now_ns: int, count: int = SLOTS_MAX) -> list[dict[str, Any]]:
+        """Return the slots of the last `count` times SLOT_S seconds, for `joined`."""
+        return [slot.share() for slot in self._recent(now_ns, count)]
 
     def first_token(self, now_ns: int, elapsed_s: float) -> None:
         """Note how long a choice waited for its first token."""

@@ -18,12 +18,23 @@ from superfluid_core.clock import MS, SECOND
 from superfluid_core.errors import InvalidRequestError
 from superfluid_head.access.keys import Principal
 from superfluid_head.api.body import read_object
-from superfluid_head.api.console import fleet_state, watched_state
+from superfluid_head.api.console import (
+    IS_SHARE,
+    JOIN,
+    POINTS_AGAIN,
+    WITH_ALL_SLOTS,
+    Join,
+    fleet_state,
+    share_state,
+    watched_state,
+    whole_state,
+)
 from superfluid_head.api.errors import ApiError, invalid, require_admin
 from superfluid_head.api.schemas.common import BodyModel, Int, read_model
 from superfluid_head.api.sse import EventStream, StreamingReply, event, named_event
 from superfluid_head.api.state import Head
 from superfluid_head.fleet.chronicle import FleetEvent, PlacementRecord
+from superfluid_head.vitals import SLOTS_MAX
 
 GRACE_MS_MAX = 86_400_000
 STOP_POLL_S = 0.5
@@ -50,13 +61,18 @@ class FleetEndpoint:
     async def state(self, request: Request) -> Response:
         """Show heads, nodes, links, queues and rates (admins)."""
         _judge(request)
-        return JSONResponse(fleet_state(self._head))
+        head, around = self._head, request.scope["state"]
+        if around.get(IS_SHARE):
+            slots = POINTS_AGAIN if request.url.query != WITH_ALL_SLOTS else SLOTS_MAX
+            return JSONResponse(share_state(head, around["principal"], slots))
+        return JSONResponse(await whole_state(head, fleet_state(head), around.get(JOIN)))
 
     async def events(self, request: Request) -> Response:
         """Stream what happens until the reader leaves or the head has stopped serving; with `every_ms` also how it stands."""
         _judge(request)
         since = self._since(request)
-        watch = _Watch(self._head, request.scope["state"]["principal"], _every_ms(request))
+        around = request.scope["state"]
+        watch = _Watch(self._head, around["principal"], _every_ms(request), around.get(JOIN))
 
         async def produce(stream: EventStream) -> None:
             await self._tell(stream, since, watch)
@@ -103,7 +119,7 @@ class FleetEndpoint:
             events = aiter(listener)
             while not (inflight.is_draining and inflight.count == 0):
                 if watch.is_due:
-                    await stream.put(watch.framed())
+                    await stream.put(await watch.framed())
                 try:
                     async with asyncio.timeout(min(STOP_POLL_S, watch.wait_s)):
                         found = await anext(events)
@@ -138,9 +154,12 @@ class FleetEndpoint:
 class _Watch:
     """When a reader is next told how the fleet stands. `every_ms` None: never."""
 
-    def __init__(self, head: Head, principal: Principal, every_ms: int | None) -> None:
+    def __init__(
+        self, head: Head, principal: Principal, every_ms: int | None, join: Join | None
+    ) -> None:
         self._head = head
         self._principal = principal
+        self._join = join
         self._every_ns = None if every_ms is None else every_ms * MS
         self._due_ns = head.clock.now_ns()
         self._is_first = True
@@ -155,13 +174,14 @@ class _Watch:
     def is_due(self) -> bool:
         return self._every_ns is not None and self._head.clock.now_ns() >= self._due_ns
 
-    def framed(self) -> bytes:
-        """Tell it now. It has no id: a reader that comes back is told anew anyway."""
+    async def framed(self) -> bytes:
+        """Tell it now, for all workers. It has no id: a reader that comes back is told anew anyway."""
         assert self._every_ns is not None, "nobody asked to be told"
         self._due_ns = self._head.clock.now_ns() + self._every_ns
-        state = watched_state(self._head, self._principal, is_first=self._is_first)
-        self._is_first = False
-        return named_event("state", state)
+        is_first, self._is_first = self._is_first, False
+        own = watched_state(self._head, self._principal, is_first=is_first)
+        points = SLOTS_MAX if is_first else POINTS_AGAIN
+        return named_event("state", await whole_state(self._head, own, self._join, points))
 
 
 def _every_ms(request: Request) -> int | None:

@@ -48,6 +48,9 @@ class HealthEndpoint:
             metrics.show(name, {(event,): count for event, count in counts.items()})
         metrics.show("ready", {(): float(head.can_serve())})
         metrics.show("workers", {(): 1.0})
+        metrics.show(
+            "worker_ends", {(cause,): count for cause, count in head.worker_ends().items()}
+        )
         metrics.show("info", {(head.version,): 1.0})
         spans = NO_SPANS if head.tracer is None else head.tracer.counts()
         metrics.show("spans", {(outcome,): count for outcome, count in spans.items()})

@@ -7,7 +7,7 @@ asks for models sees those of the caller's key only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from superfluid_core.clock import Clock
@@ -61,6 +61,7 @@ class Head:
     quotas: Quotas = field(default_factory=Quotas)
     access: AccessRules = field(default_factory=AccessRules)
     tracer: Tracer | None = None
+    worker_ends: Callable[[], Mapping[str, int]] = dict
 
     def prefix_salt(self, tenant: str, cache_salt: str | None) -> bytes:
         """Return what keeps cached prefixes apart: tenants unless they share, and what a request asks for on top."""

@@ -159,6 +159,7 @@ class HeadMetrics:
                  ("outcome",), True),
                 ("ready", "Whether a model can be served end to end.", (), False),
                 ("workers", "Heads on this port that answer; 1 without --workers.", (), False),
+                ("worker_ends", "Workers of --workers that ended unasked and were started again, by cause: died, hung.", ("cause",), True),
                 ("info", "Always 1; says which version this is.", ("version",), False),
             )
         }  # fmt: skip

@@ -18,6 +18,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import msgpack
@@ -32,6 +33,7 @@ CHILDREN_MAX = 2
 WAITING_MAX = 64
 CHECK_MS = 1_500
 START_MS = 20_000
+KILLED_S = 5.0
 CHECKS_PER_CHILD = 5_000
 VERDICTS_MAX = 1_024
 ANSWER_BYTES_MAX = 256 * KIB
@@ -85,7 +87,8 @@ class _Child:
                     stream.close()
                 except BrokenPipeError:
                     continue
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):  # the kernel may keep it for a while
+            self._process.wait(KILLED_S)
 
     def _wait(self, descriptor: int, event: int, until_ns: int) -> None:
         """Wait until a pipe is ready. poll, for a head may hold more descriptors than select can count."""

@@ -1,6 +1,6 @@
 """What several heads say, as one: metrics and states summed. Pure.
 
-Counters and histograms are sums. A gauge is a sum where it counts what each head has of its own, and else, where all heads see
+Counters and histograms are sums, but for what the parent counts for all. A gauge is a sum where it counts what each head has of its own, and else, where all heads see
 the same thing (a node), the largest that any of them sees.
 """
 
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from superfluid_head.api.console import SESSIONS_SHOWN_MAX
+from superfluid_head.vitals import Vitals
 
 WORKERS = "superfluid_head_workers"
 OWN_GAUGES = frozenset(
@@ -20,6 +23,10 @@ OWN_GAUGES = frozenset(
     }
 )
 """Gauges of what a head alone has, be it that it is there."""
+NODE_SUMS = ("tokens_per_s", "faults", "sessions", "links", "rekeys", "dial_failures")
+"""What of a node each head has or has counted for itself."""
+SHARED_COUNTERS = frozenset({"superfluid_head_worker_ends_total"})
+"""Counters that every head reads from the same place."""
 
 
 def metrics(pages: Sequence[str]) -> str:
@@ -50,7 +57,9 @@ def metrics(pages: Sequence[str]) -> str:
 
 
 def _is_sum(family: str, kinds: dict[str, str]) -> bool:
-    return kinds.get(family) != "gauge" or family in OWN_GAUGES
+    if kinds.get(family) == "gauge":
+        return family in OWN_GAUGES
+    return family not in SHARED_COUNTERS
 
 
 def _add(rows: dict[str, float], name: str, value: float, *, is_sum: bool) -> None:
@@ -62,9 +71,14 @@ def _add(rows: dict[str, float], name: str, value: float, *, is_sum: bool) -> No
 
 
 def fleets(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return how the fleet stands by this head's word, with what heads have of their own summed and told apart."""
+    """Return how the fleet stands by this head's word, with what heads have of their own summed and told apart.
+
+    Quantiles and rates are those of all that was measured, by the shares that were told; what has sessions has those of all.
+    """
     every = [own, *others]
-    shown = {**own, "running": sum(each.get("running", 0) for each in every)}
+    shown = {**own, **_vitals(own, others), **_sessions(own, others)}
+    shown.pop("share", None)
+    shown["running"] = sum(each.get("running", 0) for each in every)
     shown["waiting"] = _columns(each.get("waiting", []) for each in every)
     shown["counters"] = _sums(each.get("counters", {}) for each in every)
     told = [_named(each.get("nodes", ())) for each in others]
@@ -80,12 +94,32 @@ def fleets(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, A
     return shown
 
 
+def _vitals(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    share = own.get("share")
+    if share is None:
+        return {}
+    every = [share, *(each["share"] for each in others if "share" in each)]
+    joined = Vitals.joined(slot for each in every for slot in each["slots"])
+    now_ns, count = share["now_ns"], share["points"]
+    found: dict[str, Any] = {"vitals": joined.summary(now_ns)}
+    if count:
+        found["points"] = joined.points(now_ns, share["wall_s"], count)
+    return found
+
+
+def _sessions(own: dict[str, Any], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if "sessions" not in own:
+        return {}
+    every = [own, *others]
+    listed = [session for each in every for session in each.get("sessions", ())]
+    total = sum(each.get("sessions_total", 0) for each in every)
+    return {"sessions": listed[:SESSIONS_SHOWN_MAX], "sessions_total": total}
+
+
 def _node(own: dict[str, Any], others: Iterable[dict[str, dict[str, Any]]]) -> dict[str, Any]:
     same = [other[own["name"]] for other in others if own.get("name") in other]
     summed: dict[str, Any] = {
-        name: sum(each.get(name, 0) for each in (own, *same))
-        for name in ("tokens_per_s", "faults")
-        if name in own
+        name: sum(each.get(name, 0) for each in (own, *same)) for name in NODE_SUMS if name in own
     }
     return {**own, **summed}
 

@@ -10,10 +10,11 @@ import os
 import signal
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from superfluid_core.errors import ConfigError
+from superfluid_head.workers.board import Board
 
 BACKLOG = 64
 NAME = "worker-{}.sock"
@@ -21,12 +22,13 @@ NAME = "worker-{}.sock"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Worker `number` of `count`. `leash` is the reading end of a pipe whose other end the parent holds."""
+    """Worker `number` of `count`. `leash` is the reading end of a pipe whose other end the parent holds, `board` what the parent counts."""
 
     number: int
     count: int
     folder: Path
     leash: int
+    board: Board = field(default_factory=Board)
 
     def door(self, number: int) -> Path:
         """Where a worker is found by the others."""

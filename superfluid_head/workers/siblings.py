@@ -1,7 +1,7 @@
 """Makes a worker answer for all: an ASGI layer inside the gate, for the few routes that ask about a whole head.
 
 Owns which routes those are, and how the other workers are asked (their side doors, the caller's own key, a deadline). A summed route
-is answered from all that answer; one that names a session, a stored response, a pinned prefix or a request is answered by whoever
+is answered from all that answer (the fleet's state, asked for or streamed, by its own endpoint, which is handed the way to the others); one that names a session, a stored response, a pinned prefix or a request is answered by whoever
 has it; what is done to a node is done by every head. It knows what paths mean and nothing of how they are answered.
 """
 
@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
@@ -19,17 +20,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from superfluid_core.limits import HttpLimits
+from superfluid_core.limits import HttpLimits, WorkerLimits
 from superfluid_head.api.body import ClientGoneError, read_body
+from superfluid_head.api.console import IS_SHARE, JOIN, WITH_ALL_SLOTS
 from superfluid_head.api.errors import ApiError
 from superfluid_head.api.gate import is_side_door
 from superfluid_head.api.shapes import reply as shaped
+from superfluid_head.vitals import SLOTS_MAX
 from superfluid_head.workers import merge
 from superfluid_head.workers.place import Place
 
-ASK_S = 5.0
 PASSED_ON = ("authorization", "x-api-key", "content-type", "x-request-id")
-SUMMED_PATHS = ("/metrics", "/v1/fleet", "/scheduler/stats", "/v1/sessions")
+SUMMED_PATHS = ("/metrics", "/scheduler/stats", "/v1/sessions")
+STATE = "/v1/fleet"
+JOINED_PATHS = (STATE, "/v1/fleet/events")
 OWNED = re.compile(
     r"/v1/(?:sessions/[^/]+(?:/qos)?|responses/[^/]+(?:/cancel|/input_items)?|prefixes/[^/]+|fleet/requests/.+)"
 )
@@ -37,7 +41,6 @@ DONE_BY_ALL = re.compile(r"/v1/fleet/nodes/.+/(?:drain|undrain)")
 
 Merge = Callable[[dict[str, Any], Sequence[dict[str, Any]]], dict[str, Any]]
 MERGES: dict[str, Merge] = {
-    "/v1/fleet": merge.fleets,
     "/scheduler/stats": merge.schedulers,
     "/v1/sessions": merge.lists,
 }
@@ -68,9 +71,14 @@ class Siblings:
         self._place = place
         self._door = str(place.door(place.number))
         self._limits = limits
+        self._bounds = WorkerLimits()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = None if is_side_door(scope, self._door) else self._way(scope)
+        is_asked = is_side_door(scope, self._door)
+        if scope["type"] == "http" and scope["path"] in JOINED_PATHS:
+            around = scope.setdefault("state", {})
+            around |= {IS_SHARE: True} if is_asked else {JOIN: partial(self._join, scope)}
+        answer = None if is_asked else self._way(scope)
         if answer is None:
             await self._app(scope, receive, send)
             return
@@ -107,6 +115,15 @@ class Siblings:
         told = [json.loads(each.body) for each in others]
         shown = MERGES[scope["path"]](json.loads(own.body), told)
         return Answered(own.status, own.headers, json.dumps(shown).encode())
+
+    async def _join(self, scope: Scope, own: dict[str, Any]) -> dict[str, Any]:
+        """Make one state of this worker's share and those of the others that answer; who follows a stream is not kept waiting."""
+        points, bounds = own["share"]["points"], self._bounds
+        query = WITH_ALL_SLOTS if points == SLOTS_MAX else ""
+        ask_ms = bounds.watch_ask_ms if points else bounds.ask_ms
+        asked = {**scope, "method": "GET", "path": STATE, "query_string": query.encode("ascii")}
+        every = await self._everywhere(asked, b"", ask_ms)
+        return merge.fleets(own, [json.loads(each.body) for each in every if each.is_good])
 
     async def _owned(self, scope: Scope, body: bytes) -> Answered:
         own = await self._here(scope, body)
@@ -148,25 +165,32 @@ class Siblings:
         found.body = b"".join(parts)
         return found
 
-    async def _everywhere(self, scope: Scope, body: bytes) -> list[Answered]:
-        """Ask all others; one that does not answer has the status 0."""
+    async def _everywhere(
+        self, scope: Scope, body: bytes, ask_ms: int | None = None
+    ) -> list[Answered]:
+        """Ask all others; one that does not answer in time has the status 0."""
+        ask_s = (ask_ms or self._bounds.ask_ms) / 1_000
         async with asyncio.TaskGroup() as group:
             asked = [
-                group.create_task(self._there(number, scope, body))
+                group.create_task(self._there(number, scope, body, ask_s))
                 for number in self._place.others()
             ]
         return [task.result() for task in asked]
 
-    async def _there(self, number: int, scope: Scope, body: bytes) -> Answered:
+    async def _there(self, number: int, scope: Scope, body: bytes, ask_s: float) -> Answered:
         passed = {name.encode("ascii") for name in PASSED_ON}
         headers = [(name, value) for name, value in scope["headers"] if name in passed]
         query = scope.get("query_string", b"").decode("latin-1")
         url = "http://worker" + scope["path"] + (f"?{query}" if query else "")
-        transport = httpx.AsyncHTTPTransport(uds=str(self._place.door(number)))
+        door = str(self._place.door(number))
+        transport = httpx.AsyncHTTPTransport(uds=door, verify=False)  # no TLS, so no certificates
         try:
-            async with httpx.AsyncClient(transport=transport, timeout=ASK_S) as client:
+            async with (
+                asyncio.timeout(ask_s),
+                httpx.AsyncClient(transport=transport, timeout=ask_s, trust_env=False) as client,
+            ):
                 came = await client.request(scope["method"], url, headers=headers, content=body)
-        except httpx.HTTPError:
+        except (httpx.HTTPError, TimeoutError):
             return Answered()
         kept = (b"content-type", b"retry-after")
         found = [(name.lower(), value) for name, value in came.headers.raw]

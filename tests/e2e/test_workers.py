@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +16,7 @@ import httpx
 import pytest
 
 from superfluid_core.clock import SystemClock
-from superfluid_head.bench.rig import Child, Rig
+from superfluid_head.bench.rig import Child, Rig, program
 from superfluid_head.bench.spent import tree
 from superfluid_head.bench.streams import Outcome, request_of, stream_all
 
@@ -101,6 +103,45 @@ def streaming(head: Child, tokens: int) -> Iterator[Callable[[], list[Outcome]]]
 
 async def _result(running: asyncio.Task[list[Outcome]]) -> list[Outcome]:
     return await running
+
+
+def watched(head: Child) -> dict[str, Any]:
+    """The first state of the dashboard's stream, from whichever worker it reached."""
+    url = f"{head.url}/v1/fleet/events?every_ms=250"
+    with httpx.stream("GET", url, timeout=20, trust_env=False) as reply:
+        data = next(line for line in reply.iter_lines() if line.startswith("data: {"))
+    found: dict[str, Any] = json.loads(data[6:])
+    return found
+
+
+def test_figures_and_charts_cover_all_workers_whichever_is_asked(head: Child) -> None:
+    def runs_everywhere() -> bool:
+        state = watched(head)
+        counts = (state["running"], state["sessions_total"], len(state["sessions"]))
+        return counts == (STREAMS,) * 3 and state["nodes"][0]["sessions"] == STREAMS
+
+    def is_measured(state: dict[str, Any]) -> bool:
+        assert "share" not in state
+        vitals = state["vitals"]
+        points = [point["ttft_ms"]["count"] for point in state.get("points", ())]
+        return (
+            vitals["ttft_ms"]["count"] == STREAMS
+            and vitals["itl_ms"]["count"] > STREAMS * 30
+            and (not points or sum(points) == STREAMS)
+        )
+
+    with streaming(head, 150) as ended:
+        for _ in range(3):
+            until(runs_everywhere)
+        outcomes = ended()
+    assert [each.error for each in outcomes] == [None] * STREAMS
+    for _ in range(4):
+        assert is_measured(get(head, "/v1/fleet"))
+        until(lambda: is_measured(watched(head)))
+    command = [*program("superfluid"), "top", "--once", "--url", head.url]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "serving: 1 of 1 nodes up, 0 running" in told
+    assert "first token p50 -" not in told
 
 
 def test_clients_are_spread_and_metrics_are_one(head: Child) -> None:

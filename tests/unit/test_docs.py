@@ -36,9 +36,8 @@ from superfluid_noded.metrics import NodeMetrics
 from superfluid_noded.scheduling import SCHEDULING_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXTS = ["docs/engines.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/scheduling.md", "docs/http.md",
-         "docs/simulator.md", "docs/links.md", "docs/benchmarks.md", "docs/access.md", "docs/clients.md", "docs/gpu.md", "docs/deploy.md", "docs/metrics.md", "docs/dashboard.md", "docs/quickstart.md", "docs/operating.md",
-         "docs/troubleshooting.md", "docs/comparison.md", "docs/models.md"]  # fmt: skip
+TEXTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md",
+         *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]  # fmt: skip
 FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 METRIC = re.compile(r"\bsuperfluid_[a-z0-9_]+\b(?![./])")
 PACKAGES = {"superfluid_core", "superfluid_head", "superfluid_noded"}

@@ -67,9 +67,12 @@ class FakeFleet:
 
 
 async def hang_up(
-    config: Any, caplog: pytest.LogCaptureFixture, *steps: Callable[[], object]
+    config: Any,
+    caplog: pytest.LogCaptureFixture,
+    *steps: Callable[[], object],
+    is_pending: bool = False,
 ) -> list[list[str]]:
-    """Do each step, send the signal and wait for what comes of it; return the lists that the fleet was given."""
+    """Do each step, send the signal and wait for what comes of it; return the lists that the fleet was given. `is_pending`: the first signal came before."""
     fleet = FakeFleet()
 
     async def outcomes(count: int) -> None:
@@ -80,7 +83,8 @@ async def hang_up(
         raise AssertionError("nothing came of the signal")
 
     reloader = Reloader(config, cast("Fleet", fleet))
-    os.kill(os.getpid(), signal.SIGHUP)  # heard although nobody runs it yet
+    if not is_pending:
+        os.kill(os.getpid(), signal.SIGHUP)  # heard although nobody runs it yet
     async with asyncio.TaskGroup() as group:
         task = group.create_task(reloader.run())
         await outcomes(1)
@@ -110,6 +114,23 @@ def test_a_wrong_file_leaves_the_old_list_and_says_so(
     assert found == [["a"], ["a", "b"]]
     said = [line.getMessage() for line in caplog.records if line.levelname == "ERROR"]
     assert said == ["the list of nodes stays as it was"] * 3
+
+
+def test_a_signal_that_came_while_a_worker_started_is_not_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "nodes.toml"
+    file.write_text('nodes = ["a=127.0.0.1:1"]')
+    config = SimpleNamespace(fleet_texts=(f"@{file}",), is_fleet_judged=False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # as the parent forks it
+    try:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert asyncio.run(hang_up(config, caplog, is_pending=True)) == [["a"]]
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGHUP}
+    finally:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # one that was lost must not end the tests
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def test_a_head_without_a_list_lives_on(caplog: pytest.LogCaptureFixture) -> None:

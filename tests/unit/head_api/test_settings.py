@@ -43,6 +43,7 @@ def test_defaults_are_those_of_the_documents() -> None:
     assert made.qos.completions == RateLimit(10, 20)
     assert made.fleet_limits.queue_max == 256
     assert made.fleet_limits.ttft_slo_ms == 0
+    assert made.fleet_limits.no_node_wait_ms == 30_000
     assert not made.prefix_shared
     assert made.node_arguments == ()
 
@@ -51,12 +52,12 @@ def test_the_heads_own_flags_arrive() -> None:
     made = config(
         http_default_qos="inline-completion", no_http_qos_header=True, http_allow_batch_invariant=True,
         completion_rate="2.5", completion_burst="7", completion_deadline_ms="900", max_queue="9",
-        max_queued_tokens="1000", ttft_slo_ms="4000",
+        max_queued_tokens="1000", ttft_slo_ms="4000", no_node_wait_ms="250",
     )  # fmt: skip
     assert made.qos == QosRules(QosClass.COMPLETION, False, True, RateLimit(2.5, 7), 900)
     limits = made.fleet_limits
     assert (limits.queue_max, limits.queued_tokens_max, limits.ttft_slo_ms) == (9, 1_000, 4_000)
-    assert limits.pool_high_pct == 90
+    assert (limits.pool_high_pct, limits.no_node_wait_ms) == (90, 250)
     assert config(fleet_pool_high="75").fleet_limits.pool_high_pct == 75
     assert config(http_default_qos="0").qos.default is QosClass.INTERACTIVE
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +18,13 @@ from starlette.types import Receive, Scope, Send
 
 from superfluid_core.clock import MS, SECOND
 from superfluid_core.errors import ConfigError
-from superfluid_core.limits import HttpLimits
+from superfluid_core.limits import HttpLimits, WorkerLimits
 from superfluid_core.options import merge as merge_settings
 from superfluid_head.access.keys import KeyRing, Principal
 from superfluid_head.config import OPTIONS, HeadConfig, Surroundings, build_config
 from superfluid_head.listeners import bound, open_sockets, reserve_sockets
+from superfluid_head.metrics import HeadMetrics
+from superfluid_head.vitals import Vitals
 from superfluid_head.workers import merge
 from superfluid_head.workers.children import Child
 from superfluid_head.workers.place import Place
@@ -80,6 +83,68 @@ def test_a_fleet_is_one_with_every_head_told_apart() -> None:
     assert [each["started"] for each in shown["workers"]] == [5, 6]
 
 
+def measured(seed: int, node: str) -> Vitals:
+    """What one worker saw within a minute."""
+    vitals, draw = Vitals(), random.Random(seed)
+    for number in range(200):
+        now_ns = number * SECOND // 5
+        vitals.first_token(now_ns, draw.expovariate(4.0))
+        vitals.delivered(now_ns, draw.expovariate(30.0), node, draw.randrange(1, 9))
+    vitals.moved(NOW_NS)
+    return vitals
+
+
+NOW_NS, WALL_S = 41 * SECOND, 1_700_000_000
+
+
+def share_of_worker(vitals: Vitals, points: int) -> dict[str, Any]:
+    slots = json.loads(json.dumps(vitals.shares(NOW_NS)))
+    return {"now_ns": NOW_NS, "wall_s": WALL_S, "points": points, "slots": slots}
+
+
+def test_quantiles_and_rates_are_those_of_one_head_that_saw_it_all() -> None:
+    parts = [measured(1, "n"), measured(2, "n"), measured(3, "other")]
+    whole = Vitals()
+    draws = [random.Random(seed) for seed in (1, 2, 3)]
+    for number in range(200):
+        for draw, node in zip(draws, ("n", "n", "other"), strict=True):
+            now_ns = number * SECOND // 5
+            whole.first_token(now_ns, draw.expovariate(4.0))
+            whole.delivered(now_ns, draw.expovariate(30.0), node, draw.randrange(1, 9))
+    for _ in parts:
+        whole.moved(NOW_NS)
+    own, *others = [{"share": share_of_worker(each, 120), "sessions": [n], "sessions_total": 201}
+                    for n, each in enumerate(parts)]  # fmt: skip
+    shown = merge.fleets(own, others)
+    assert shown["vitals"] == whole.summary(NOW_NS)
+    assert shown["vitals"]["ttft_ms"]["count"] == 600
+    assert shown["points"] == whole.points(NOW_NS, WALL_S)
+    assert (shown["sessions"], shown["sessions_total"]) == ([0, 1, 2], 603)
+    assert "share" not in shown
+    alone = merge.fleets({"share": share_of_worker(parts[0], 0)}, [])
+    assert alone["vitals"] == parts[0].summary(NOW_NS)
+    assert "points" not in alone
+    assert "sessions" not in alone
+
+
+def test_every_gauge_of_a_head_is_known_to_be_its_own_or_seen_by_all() -> None:
+    seen_by_all = {
+        "up", "state", "lanes", "queued", "kv_blocks", "prefill_tokens_per_second", "circuit", "link_age_seconds",
+        "link_rtt_seconds",
+    }  # fmt: skip
+    known = {f"superfluid_head_node_{name}" for name in seen_by_all}
+    known |= {"superfluid_head_ready", "superfluid_head_info", *merge.OWN_GAUGES}
+    families = list(HeadMetrics().registry.collect())
+    assert {family.name for family in families if family.type == "gauge"} == known
+    counters = {family.name + "_total" for family in families if family.type == "counter"}
+    assert counters > merge.SHARED_COUNTERS
+
+
+def test_what_the_parent_counts_is_not_added_up() -> None:
+    page = '# TYPE superfluid_head_worker_ends_total counter\nsuperfluid_head_worker_ends_total{cause="hung"} 2.0\n'
+    assert '{cause="hung"} 2.0' in merge.metrics([page, page])
+
+
 async def _app(scope: Scope, receive: Receive, send: Send) -> None:
     """Know the session `mine`, drain any node, and hand back what is sent."""
     path = scope["path"]
@@ -101,7 +166,7 @@ def siblings(tmp_path: Path, there: Callable[[str, bytes], Answered]) -> Sibling
     class Told(Siblings):
         """Does not go by any door."""
 
-        async def _there(self, number: int, scope: Scope, body: bytes) -> Answered:
+        async def _there(self, number: int, scope: Scope, body: bytes, ask_s: float) -> Answered:
             return there(scope["path"], body)
 
     return Told(_app, Place(0, 2, tmp_path, 0), HttpLimits())
@@ -156,16 +221,16 @@ def test_what_one_worker_refuses_to_do_to_a_node_is_told(tmp_path: Path) -> None
 
 
 def test_a_worker_that_keeps_dying_waits_longer_each_time(tmp_path: Path) -> None:
-    child = Child(0, tmp_path)
+    child = Child(0, tmp_path, WorkerLimits())
     try:
         pauses, now_ns = [], 0
         for _ in range(8):
             child.begin(now_ns)
-            pauses.append(child.ended(now_ns, settled_ns=60 * SECOND))
+            pauses.append(child.ended(now_ns))
             assert child.due_ns == now_ns + pauses[-1] * MS
         assert pauses == [200, 400, 800, 1_600, 3_200, 6_400, 10_000, 10_000]
         child.begin(now_ns)
-        assert child.ended(now_ns + 61 * SECOND, settled_ns=60 * SECOND) == 200
+        assert child.ended(now_ns + 61 * SECOND) == 200
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
             told.sendto(b"READY=1\nSTATUS=serving", str(child.path))
         assert child.words() == ["READY=1", "STATUS=serving"]

@@ -7,25 +7,30 @@ A model that cannot be cut evenly is refused before any of them starts.
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import torch
 
-from superfluid_core.clock import Clock
+from superfluid_core.clock import SECOND, Clock
 from superfluid_core.engine.torch.build import Say, TorchOptions, build_torch_engine, ignore
 from superfluid_core.engine.torch.device import Machine, choose_device
 from superfluid_core.engine.torch.parallel.engine import LeadingEngine
 from superfluid_core.engine.torch.parallel.group import Place, Ranks, open_store
 from superfluid_core.engine.torch.parallel.shards import local_config
 from superfluid_core.errors import ConfigError, EngineError
+from superfluid_core.logs import log
 from superfluid_core.modelfiles.resolve import ModelFiles
 
 WORLD_MAX = 16
-END_SECONDS = 5.0
+END_SECONDS, KILLED_SECONDS = 5.0, 5.0
 Child = subprocess.Popen[bytes]
+
+_logger = logging.getLogger(__name__)
 
 
 def build_parallel(
@@ -50,12 +55,12 @@ def build_parallel(
         own = replace(options, device=places[0], ranks=ranks)
         inner = build_torch_engine(files, own, clock, machine, say=say)
     except BaseException as error:
-        end(children)
+        end(children, clock)
         if isinstance(error, RuntimeError):
             text = str(error).splitlines()[0][:200]
             raise EngineError(f"the ranks did not come together: {text}") from error
         raise
-    return LeadingEngine(inner, ranks, lambda: end(children))
+    return LeadingEngine(inner, ranks, lambda: end(children, clock))
 
 
 def _device_of(device: torch.device, rank: int) -> str:
@@ -78,15 +83,27 @@ def _start(files: ModelFiles, options: TorchOptions, place: Place) -> Child:
     return child
 
 
-def end(children: Sequence[Child]) -> None:
-    """End the other ranks; what does not end is killed."""
+def end(children: Sequence[Child], clock: Clock) -> None:
+    """End the other ranks, all within one time; what does not end is killed, and what the kernel keeps even then is left and told."""
     for child in children:
         if child.stdin is not None:
-            child.stdin.close()
+            with suppress(BrokenPipeError):
+                child.stdin.close()
         child.terminate()
+    left = _wait(children, clock, END_SECONDS)
+    for child in left:
+        child.kill()
+    for child in _wait(left, clock, KILLED_SECONDS):
+        log(_logger, "error", "a rank does not end although it was killed", pid=child.pid)
+
+
+def _wait(children: Sequence[Child], clock: Clock, seconds: float) -> list[Child]:
+    """Wait for all of them so long; returns those that have not ended."""
+    deadline_ns = clock.now_ns() + round(seconds * SECOND)
+    left: list[Child] = []
     for child in children:
         try:
-            child.wait(END_SECONDS)
+            child.wait(max(0.0, (deadline_ns - clock.now_ns()) / SECOND))
         except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+            left.append(child)
+    return left
