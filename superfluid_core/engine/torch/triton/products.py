@@ -91,7 +91,7 @@ def product_kernel(
     HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    WIDTH: tl.constexpr = 16 if KIND == "int4" else 32
+    width: tl.constexpr = 16 if KIND == "int4" else 32
     output = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(2)
@@ -100,15 +100,15 @@ def product_kernel(
     end = tl.minimum(start + share, groups)
     is_output = output < outputs
     is_row = row < rows
-    flat = tl.arange(0, GROUPS * WIDTH)
-    column = flat // WIDTH * 32 + flat % WIDTH
+    flat = tl.arange(0, GROUPS * width)
+    column = flat // width * 32 + flat % width
     source = x + row.to(tl.int64)[:, None] * inputs
     mixed = tl.zeros((OUTPUTS, ROWS), tl.float32)
     for first in range(start, end, GROUPS):
         group = first + tl.arange(0, GROUPS)
         is_held = is_output[:, None] & (group < end)[None, :]
         raw, factor, least = read_groups(
-            q, scale, minimum, output, group, is_held, outputs, scale_groups, KIND, WIDTH
+            q, scale, minimum, output, group, is_held, outputs, scale_groups, KIND, width
         )
         at = first * 32 + column
         last = tl.minimum(end * 32, inputs)
@@ -174,15 +174,15 @@ def dequantize_kernel(
     OUTPUTS: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    WIDTH: tl.constexpr = 16 if KIND == "int4" else 32
+    width: tl.constexpr = 16 if KIND == "int4" else 32
     own = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     is_held = (own < count)[:, None] & (group < groups)[None, :]
     raw, factor, least = read_groups(
-        q, scale, minimum, first_output + own, group, is_held, outputs, scale_groups, KIND, WIDTH
+        q, scale, minimum, first_output + own, group, is_held, outputs, scale_groups, KIND, width
     )
-    flat = tl.arange(0, GROUPS * WIDTH)
-    at = tl.program_id(1) * GROUPS * 32 + flat // WIDTH * 32 + flat % WIDTH
+    flat = tl.arange(0, GROUPS * width)
+    at = tl.program_id(1) * GROUPS * 32 + flat // width * 32 + flat % width
     line = room + own.to(tl.int64)[:, None] * inputs
     is_own = (own < count)[:, None]
     if KIND == "int4":
