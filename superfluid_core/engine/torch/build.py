@@ -258,6 +258,7 @@ def _load(files: Checkpoint, window: int, placed: Placed, cache: Path | None, sa
     keeper = None if products is None else Keeper(products, device, dtype)
     plain = load_weights(files, window, device, dtype, keeper)
     if keeper is not None and keeper.matrices:
+        keeper.warm()
         say(f"{keeper.matrices} matrices stay quantized, {keeper.bytes / MIB:.0f} MiB")
         return Loaded(plain, kept=KEPT)
     if options.weights == QUANTIZED:

@@ -27,6 +27,7 @@ from superfluid_core.engine.torch.quantized import QuantizedRows
 # selftest` measures both ways on either side.
 DEQUANTIZE_ROWS = 256
 SCRATCH_BYTES_MAX = 256 << 20
+WARM_ROWS = (1, 17, 33, 65, DEQUANTIZE_ROWS + 1)  # one number of rows of every class
 
 
 class Products(Protocol):
@@ -96,6 +97,14 @@ class QuantizedLinear:
             first = place.stop
         self._outputs = first
 
+    @property
+    def sizes(self) -> tuple[object, ...]:
+        """Say what kernels are compiled for."""
+        return tuple(
+            (matrix.kind, matrix.outputs, matrix.inputs, matrix.scale_groups, bias is None)
+            for matrix, bias, _ in self._parts
+        )
+
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
         out = x.new_empty((rows, self._outputs))
@@ -128,7 +137,9 @@ class Keeper:
     def __init__(self, products: Products, device: torch.device, dtype: torch.dtype) -> None:
         self._products = products
         self._device = device
+        self._dtype = dtype
         self._scratch = Scratch(device, dtype)
+        self._made: dict[tuple[object, ...], tuple[QuantizedLinear, int]] = {}
         self.matrices = 0
         self.bytes = 0
 
@@ -144,4 +155,12 @@ class Keeper:
             grouped.append(matrix)
         self.matrices += len(grouped)
         self.bytes += sum(matrix.nbytes for matrix in grouped)
-        return QuantizedLinear(grouped, bias, self._products, self._scratch)
+        made = QuantizedLinear(grouped, bias, self._products, self._scratch)
+        self._made.setdefault(made.sizes, (made, grouped[0].inputs))
+        return made
+
+    def warm(self) -> None:
+        """Run a product of every size once for every class of rows: no request waits for a compiler."""
+        for linear, inputs in self._made.values():
+            for rows in WARM_ROWS:
+                linear(torch.zeros((rows, inputs), dtype=self._dtype, device=self._device))

@@ -43,7 +43,7 @@ def kernel_names() -> set[str]:
     for path in KERNELS.glob("*.py"):
         for node in ast.parse(path.read_text()).body:
             is_jit = isinstance(node, ast.FunctionDef) and any(
-                ast.unparse(each) == "triton.jit" for each in node.decorator_list
+                ast.unparse(each).startswith("triton.jit") for each in node.decorator_list
             )
             if is_jit and isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
                 found.add(node.name)

@@ -200,3 +200,35 @@ def test_a_misshapen_matrix_is_named_though_it_is_quantized(
 def test_a_cpu_refuses_to_keep_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--weights quantized: it needs a CUDA device"):
         engine_of(write_quantized(tmp_path, "Q8_0"), weights="quantized")
+
+
+def test_dequantized_weights_leave_a_cpu_no_small_steps(tmp_path: Path) -> None:
+    files = files_of(write_quantized(tmp_path, "Q4_1"))
+    found = {}
+    for weights in ("auto", "dequantized"):
+        options = TorchOptions(device="cpu", weights=weights)
+        placed = build.Placed(torch.device("cpu"), torch.float32, options)
+        loaded = build._load(files, 64, placed, tmp_path, lambda _: None)
+        found[weights] = (loaded.quantized is not None, loaded.kept)
+    assert found == {"auto": (True, ""), "dequantized": (False, "")}
+
+
+def test_every_size_is_compiled_for_every_class_of_rows(
+    tmp_path: Path, kept_by_torch: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int, int]] = []
+    whole = QuantizedLinear.__call__
+
+    def noted(self: QuantizedLinear, x: torch.Tensor) -> torch.Tensor:
+        out = whole(self, x)
+        seen.append((x.shape[0], x.shape[1], out.shape[1]))
+        return out
+
+    monkeypatch.setattr(QuantizedLinear, "__call__", noted)
+    path = write_quantized(tmp_path, "Q4_1")
+    options = TorchOptions(device="cpu", weights="quantized")
+    placed = build.Placed(torch.device("cpu"), torch.float32, options)
+    build._load(files_of(path), 64, placed, None, lambda _: None)
+    sizes = {(256, 512), (256, 256), (256, 1024), (512, 256), (256, 300)}
+    rows = {1, 17, 33, 65, 257}
+    assert sorted(seen) == sorted((count, *size) for count in rows for size in sizes)

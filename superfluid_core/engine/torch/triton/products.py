@@ -3,7 +3,7 @@
 Owns the kernels that read grouped.py's layout. Outputs are the long side of a tile and rows the short one, so that one row costs no more
 than sixteen. A byte becomes a float32, then a number of the dtype of the rows, then a factor of `tl.dot`, whose sums are float32. Where
 outputs are few, inputs are cut into splits whose sums a second kernel adds up in their order: nothing is added in the order of
-arrival. Splits and tiles follow from the sizes of the matrix and the class of the number of rows, not from the device.
+arrival. Splits and tiles follow from the sizes of the matrix and the class of the number of rows, not from the device. What changes from call to call (rows, splits, slices) is no reason to compile a kernel again.
 
     grid     (tiles of outputs, tiles of rows, splits)      partial [splits, rows, outputs] where inputs are cut
     fp8      bits of E4M3 become those of a float16 by two shifts, on every device alike: none needs to know the type
@@ -67,7 +67,7 @@ def numbers_of(raw, factor, least, KIND: tl.constexpr):
     return tl.reshape(made, (raw.shape[0], raw.shape[1] * raw.shape[2]))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def product_kernel(
     x,
     q,
@@ -134,7 +134,7 @@ def product_kernel(
         tl.store(out + place, mixed.to(out.dtype.element_ty), mask=is_made)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "splits"])
 def sum_splits_kernel(
     partial,
     bias,
@@ -158,7 +158,7 @@ def sum_splits_kernel(
     tl.store(out + row * out_stride + output, total.to(out.dtype.element_ty), mask=is_output)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_output", "count"])
 def dequantize_kernel(
     q,
     scale,
