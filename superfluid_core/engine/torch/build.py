@@ -241,13 +241,9 @@ class Placed(NamedTuple):
 def _load(files: Checkpoint, window: int, placed: Placed, cache: Path | None, say: Say) -> Loaded:
     """Read the weights; what of them stays quantized is as `--weights` says, or nothing in float32 on a CPU."""
     device, dtype, options = placed
-    if options.ranks is not None:
-        if options.weights == QUANTIZED:
-            raise ConfigError(
-                "--weights quantized: the shares of --tensor-parallel are dequantized"
-            )
-        return Loaded(load_shard(files, window, dtype, options.ranks))
     products = choose_products(options.weights, device, dtype, say)
+    if not _agreed(options.ranks, holds=products is not None):
+        products = None  # ranks have to have the same numbers
     if products is None and cache is not None and files.kind == "gguf":
         folder = cache / "weights"
         if not WeightsCache(folder).holds(cache_name(Path(files.path), dtype)):
@@ -256,7 +252,10 @@ def _load(files: Checkpoint, window: int, placed: Placed, cache: Path | None, sa
         is_plain = options.dtype == "float32" or options.weights == DEQUANTIZED
         return loaded._replace(quantized=None) if is_plain else loaded
     keeper = None if products is None else Keeper(products, device, dtype)
-    plain = load_weights(files, window, device, dtype, keeper)
+    if options.ranks is None:
+        plain = load_weights(files, window, device, dtype, keeper)
+    else:
+        plain = load_shard(files, window, dtype, options.ranks, keeper)
     if keeper is not None and keeper.matrices:
         keeper.warm()
         say(f"{keeper.matrices} matrices stay quantized, {keeper.bytes / MIB:.0f} MiB")

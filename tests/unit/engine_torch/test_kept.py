@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import gguf
 import numpy as np
@@ -13,9 +13,18 @@ import torch
 
 from superfluid_core.engine.torch import build
 from superfluid_core.engine.torch.build import TorchOptions, build_torch_engine
+from superfluid_core.engine.torch.compressed.rows import Fp8Rows
 from superfluid_core.engine.torch.drive import Driver
 from superfluid_core.engine.torch.engine import TorchEngine
-from superfluid_core.engine.torch.quantized_linear import Products, QuantizedLinear, TorchProducts
+from superfluid_core.engine.torch.parallel.group import Ranks
+from superfluid_core.engine.torch.parallel.shards import load_shard, share_of
+from superfluid_core.engine.torch.quantized import to_int8
+from superfluid_core.engine.torch.quantized_linear import (
+    Keeper,
+    Products,
+    QuantizedLinear,
+    TorchProducts,
+)
 from superfluid_core.engine.torch.selftest.model import TinySizes, write_tiny_model
 from superfluid_core.engine.torch.sources import gguf_name
 from superfluid_core.engine.torch.weights import load_weights
@@ -170,8 +179,6 @@ def test_recorded_steps_over_kept_weights_say_the_same(
 def test_a_matrix_with_a_plain_part_is_dequantized_and_the_others_are_not(
     tmp_path: Path, kept_by_torch: list[str]
 ) -> None:
-    from superfluid_core.engine.torch.quantized_linear import Keeper
-
     files = files_of(write_quantized(tmp_path, "Q4_1", is_mixed=True))
     device = torch.device("cpu")
     keeper = Keeper(TorchProducts(), device, torch.float32)
@@ -232,3 +239,48 @@ def test_every_size_is_compiled_for_every_class_of_rows(
     sizes = {(256, 512), (256, 256), (256, 1024), (512, 256), (256, 300)}
     rows = {1, 17, 33, 65, 257}
     assert sorted(seen) == sorted((count, *size) for count in rows for size in sizes)
+
+
+class Rank:
+    """One of two ranks, whose sums are its own part."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.world, self.device = rank, 2, torch.device("cpu")
+
+    def add(self, numbers: torch.Tensor) -> torch.Tensor:
+        return numbers
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_shares_of_kept_matrices_add_up_to_the_whole(kind: str, tmp_path: Path) -> None:
+    files = files_of(write_quantized(tmp_path, kind))
+    device, dtype = torch.device("cpu"), torch.float32
+    keepers = [Keeper(TorchProducts(), device, dtype) for _ in range(3)]
+    whole = load_weights(files, 64, device, dtype, keepers[0]).layers[1]
+    parts = [
+        load_shard(files, 64, dtype, cast("Ranks", Rank(rank)), keepers[rank + 1]).layers[1]
+        for rank in range(2)
+    ]
+    assert [keeper.matrices for keeper in keepers] == [15, 15, 15]
+    x = torch.randn(3, 512, generator=torch.Generator().manual_seed(1))
+    halves = [part.down(own) for part, own in zip(parts, x.chunk(2, 1), strict=True)]
+    torch.testing.assert_close(halves[0] + halves[1], whole.down(x), atol=1e-4, rtol=1e-4)
+    gates = [part.gate_up(x[:, :256]).chunk(2, 1) for part in parts]
+    wanted = torch.cat([gates[0][0], gates[1][0], gates[0][1], gates[1][1]], 1)
+    torch.testing.assert_close(wanted, whole.gate_up(x[:, :256]), atol=1e-4, rtol=1e-4)
+
+
+def test_shares_that_would_part_a_scale_are_not_kept() -> None:
+    rows = to_int8(torch.ones(8, 96))
+    assert share_of(rows, 1, 0, 2) is None
+    assert share_of(rows, 0, 1, 2) is not None
+    weight = torch.arange(96.0).reshape(8, 12).to(torch.float8_e4m3fn)
+    floats = Fp8Rows(weight, torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]), (4, 4))
+    assert share_of(floats, 1, 0, 2) is None
+    lower = share_of(floats, 0, 1, 2)
+    assert isinstance(lower, Fp8Rows)
+    assert lower.scale.tolist() == [[4.0, 5.0, 6.0]]
+    assert torch.equal(lower.weight.float(), weight[4:].float())
+    one = share_of(Fp8Rows(weight, torch.ones(1, 1), (8, 12)), 1, 1, 2)
+    assert isinstance(one, Fp8Rows)
+    assert (tuple(one.weight.shape), tuple(one.scale.shape)) == ((8, 6), (1, 1))
