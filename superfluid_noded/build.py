@@ -185,6 +185,7 @@ def _native(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) 
         window=model.window,
         kv_blocks=_own_blocks(config, model),
         kv_memory_bytes=None if model.is_second else config.kv_memory_bytes,
+        weights=config.weights,
         threads=config.threads,
         cache_dir=config.cache_dir,
         step_tokens=config.step_tokens,

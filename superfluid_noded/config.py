@@ -34,7 +34,14 @@ FIM_CONTEXT_MAX = 8192
 
 ATTENTION_BACKENDS = ("auto", "flashinfer", "varlen", "triton", "padded", "reference")
 ENGINES = ("native", "mock", "llamacpp", "mlx")
-_NATIVE_ONLY = ("gpu_memory_utilization", "attention_backend", "tensor_parallel", "cuda_graphs")
+_NATIVE_ONLY = (
+    "gpu_memory_utilization",
+    "attention_backend",
+    "tensor_parallel",
+    "cuda_graphs",
+    "weights",
+)
+WEIGHTS = ("auto", "quantized", "dequantized")
 _IDENTITY = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
 _BIG = 1 << 31
@@ -108,6 +115,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("max-batch", "Lanes: sessions that run at once.", integer(1, 1024), 8, metavar="N"),
     Option("device", "Where to run: auto, cpu, cuda, cuda:N.", default="auto", metavar="NAME"),
     Option("dtype", "Numbers to compute in.", choice("auto", "float32", "float16", "bfloat16"), "auto"),
+    Option("weights", f"Quantized weights on a GPU, as they are or not: {', '.join(WEIGHTS)}.", choice(*WEIGHTS), "auto"),
     Option("cache-dir", "Where compiled ops and dequantized weights are kept, or 'off'.  [default: ~/.cache/superfluid]", metavar="DIR"),
     Option("threads", "CPU threads of the engine.  [default: the engine's choice]", integer(1, 4096), metavar="N"),
     Option("kv-blocks", "KV blocks in the pool.  [default: from memory]", integer(1, _BIG), metavar="N"),
@@ -210,6 +218,7 @@ class NodeConfig:
     max_batch: int
     device: str
     dtype: str
+    weights: str
     cache_dir: Path | None
     threads: int | None
     kv_blocks: int | None
@@ -301,6 +310,7 @@ def build_config(settings: Mapping[str, Setting], around: Surroundings) -> NodeC
         max_batch=value["max_batch"],
         device=value["device"],
         dtype=value["dtype"],
+        weights=value["weights"],
         cache_dir=cache_dir(value["cache_dir"]),
         threads=value["threads"],
         kv_blocks=value["kv_blocks"],

@@ -67,13 +67,16 @@ def checks(device: torch.device, parts: Sequence[str], seeds: int) -> Iterator[C
     from superfluid_core.engine.torch.selftest.engines import engine_checks
     from superfluid_core.engine.torch.selftest.kernels import Bench, kernel_checks
     from superfluid_core.engine.torch.selftest.model import TinySizes
+    from superfluid_core.engine.torch.selftest.products import product_checks
 
     is_small = device.type != "cuda"
     dtypes = [torch.float32, torch.float16] + ([] if is_small else [torch.bfloat16])
     if "kernels" in parts:
         for seed in range(1, seeds + 1):
             for dtype in dtypes:
-                yield from kernel_checks(Bench(device, dtype, seed))
+                bench = Bench(device, dtype, seed)
+                yield from kernel_checks(bench)
+                yield from product_checks(bench)
     if "engines" in parts:
         small = TinySizes(300, 64, 96, 1, 2, 1, 16, 256)
         with tempfile.TemporaryDirectory() as directory:

@@ -14,6 +14,7 @@ from superfluid_core.engine.torch.drive import Driver
 from superfluid_core.engine.torch.selftest.engines import SAMPLINGS, engine_checks, prompts
 from superfluid_core.engine.torch.selftest.kernels import Bench, kernel_checks
 from superfluid_core.engine.torch.selftest.model import TinySizes, write_tiny_model
+from superfluid_core.engine.torch.selftest.products import product_checks
 from superfluid_core.scheduler.plan import StepDone
 
 pytestmark = pytest.mark.gpu
@@ -26,6 +27,14 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 def test_every_kernel_computes_what_plain_torch_does(dtype: torch.dtype, seed: int) -> None:
     failed = [c for c in kernel_checks(Bench(CUDA, dtype, seed)) if c.verdict == "failed"]
     assert not failed
+
+
+@pytest.mark.parametrize("seed", range(2, 6))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_products_of_quantized_matrices_are_those_of_plain_torch(
+    dtype: torch.dtype, seed: int
+) -> None:
+    assert [c for c in product_checks(Bench(CUDA, dtype, seed)) if c.verdict != "ok"] == []
 
 
 def test_whole_engines_say_the_same(tmp_path: Path) -> None:

@@ -34,20 +34,25 @@ from superfluid_core.engine.torch.device import (
 from superfluid_core.engine.torch.engine import Paths, TorchEngine
 from superfluid_core.engine.torch.forward import Surrounding, build_ahead, make_compiled
 from superfluid_core.engine.torch.invariant import InvariantForward
+from superfluid_core.engine.torch.keeping import AUTO as AUTO_WEIGHTS
+from superfluid_core.engine.torch.keeping import DEQUANTIZED, QUANTIZED, choose_products
 from superfluid_core.engine.torch.kvcache import CopyCost, KvPool, KvShape, copy_cost
 from superfluid_core.engine.torch.models import Decoder
 from superfluid_core.engine.torch.parallel.group import Ranks
 from superfluid_core.engine.torch.parallel.shards import load_shard, local_config
 from superfluid_core.engine.torch.pooling import PASS_TOKENS, Pooler
+from superfluid_core.engine.torch.quantized_linear import Keeper
 from superfluid_core.engine.torch.weights import Checkpoint, Loaded, load_cached, load_weights
 from superfluid_core.engine.torch.weights_cache import WeightsCache, cache_name
 from superfluid_core.errors import ConfigError, EngineError
 from superfluid_core.grammar.compiler import Grammars
+from superfluid_core.limits import MIB
 from superfluid_core.modelfiles.config import ModelConfig
 from superfluid_core.session import Determinism
 
 CODE_VERSION = "2"  # changes whenever the same weights would give other numbers
 STEP_TOKENS = {"cpu": 512, "cuda": 2048}
+KEPT = ", weights kept quantized"
 POOLING = {"flashinfer": "padded"}  # a backend with a workspace of its own is too dear for one text
 Say = Callable[[str], None]
 
@@ -68,6 +73,8 @@ class TorchOptions:
     attention: str = AUTO
     gpu_memory_utilization: float = UTILIZATION
     graphs: bool | None = None
+    weights: str = AUTO_WEIGHTS
+    """auto, quantized or dequantized: whether quantized weights stay so; see keeping.py."""
     ranks: Ranks | None = None
     """The ranks that this engine is one of; see parallel/."""
     cache_dir: Path | None = None
@@ -118,7 +125,7 @@ def _build(
     cache = options.cache_dir if device.type == "cpu" and not (options.graphs or ranks) else None
     build_ahead(cache, clock, say)
     with torch.inference_mode():
-        loaded = _load(files, window, Placed(device, dtype, ranks), cache, say)
+        loaded = _load(files, window, Placed(device, dtype, options), cache, say)
         decoder = Decoder(config, loaded.plain)
     shape = attention_shape(config)
     site = Site(device, dtype, options.block_tokens, shape)
@@ -134,10 +141,9 @@ def _build(
         pool = _make_pool(setup, options, machine, is_recorded=is_recorded)
         graphs = setup.record(pool, _progress(say)) if is_recorded else None
     attention = make_attention(name, pool, shape)
-    quantized = None if options.dtype == "float32" else loaded.quantized
     around = Surrounding(clock, say)
     wanted = cache if name == DEFAULT else None
-    compiled = make_compiled(wanted, decoder, (pool, shape), quantized, around)
+    compiled = make_compiled(wanted, decoder, (pool, shape), loaded.quantized, around)
     with torch.inference_mode():
         invariant = InvariantForward(decoder, pool, shape)
         is_invariant = invariant_gap(config) is None and _agreed(ranks, holds=invariant.holds())
@@ -148,9 +154,8 @@ def _build(
         structured_output=grammars is not None,
         embeddings=ranks is None,
     )
-    found = Found(
-        name if compiled is None else compiled.about, capabilities, host_copy, is_recorded
-    )
+    about = name if compiled is None else compiled.about
+    found = Found(f"{about}{loaded.kept}", capabilities, host_copy, is_recorded)
     info = _info(files, options, setup, pool, found)
     passes = min(info.step_tokens, PASS_TOKENS[device.type])
     pooler = Pooler(decoder, pool.shape, device, POOLING.get(name, name), shape, passes)
@@ -226,22 +231,38 @@ def _agreed(ranks: Ranks | None, *, holds: bool) -> bool:
 
 
 class Placed(NamedTuple):
-    """Where weights go, as what, and whose share."""
+    """Where weights go, as what, and what was wished of them."""
 
     device: torch.device
     dtype: torch.dtype
-    ranks: Ranks | None
+    options: TorchOptions
 
 
 def _load(files: Checkpoint, window: int, placed: Placed, cache: Path | None, say: Say) -> Loaded:
-    if placed.ranks is not None:
-        return Loaded(load_shard(files, window, placed.dtype, placed.ranks))
-    if cache is not None and files.kind == "gguf":
+    """Read the weights; what of them stays quantized is as `--weights` says, or nothing in float32 on a CPU."""
+    device, dtype, options = placed
+    products = choose_products(options.weights, device, dtype, say)
+    if not _agreed(options.ranks, holds=products is not None):
+        products = None  # ranks have to have the same numbers
+    if products is None and cache is not None and files.kind == "gguf":
         folder = cache / "weights"
-        if not WeightsCache(folder).holds(cache_name(Path(files.path), placed.dtype)):
+        if not WeightsCache(folder).holds(cache_name(Path(files.path), dtype)):
             say("dequantizing the weights, once: they are kept for the next start")
-        return load_cached(files, window, placed.dtype, folder)
-    return Loaded(load_weights(files, window, placed.device, placed.dtype))
+        loaded = load_cached(files, window, dtype, folder)
+        is_plain = options.dtype == "float32" or options.weights == DEQUANTIZED
+        return loaded._replace(quantized=None) if is_plain else loaded
+    keeper = None if products is None else Keeper(products, device, dtype)
+    if options.ranks is None:
+        plain = load_weights(files, window, device, dtype, keeper)
+    else:
+        plain = load_shard(files, window, dtype, options.ranks, keeper)
+    if keeper is not None and keeper.matrices:
+        keeper.warm()
+        say(f"{keeper.matrices} matrices stay quantized, {keeper.bytes / MIB:.0f} MiB")
+        return Loaded(plain, kept=KEPT)
+    if options.weights == QUANTIZED:
+        raise ConfigError("--weights quantized: this model's weights are plain numbers")
+    return Loaded(plain)
 
 
 def _progress(say: Say) -> OnProgress:

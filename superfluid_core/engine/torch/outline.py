@@ -116,7 +116,7 @@ def way(
     """Say how this machine would compute the model's steps. `is_exact`: float32 was asked for."""
     config = files.config
     if device.type != "cpu":
-        return _cuda_way(config)
+        return _cuda_way(config, found.taken)
     gap = compiled_gap(config)
     if gap is not None:
         return Way("torch operators", (f"the compiled CPU steps do not know this model: {gap}",))
@@ -132,15 +132,18 @@ def way(
     return Way("small steps over the file's quantized weights, others compiled", ())
 
 
-def _cuda_way(config: ModelConfig) -> Way:
-    """Attention is proven at start; what can be told before is how layers and decode steps go."""
+def _cuda_way(config: ModelConfig, taken: dict[str, Entry]) -> Way:
+    """Attention and kernels are proven at start; what can be told before is how layers, weights and decode steps go."""
     recorded, layers = recorded_gap(config), layer_gap(config)
-    if layers is None and importlib.util.find_spec("triton") is None:
+    has_triton = importlib.util.find_spec("triton") is not None
+    if layers is None and not has_triton:
         layers = "triton is not installed"
     reasons = [] if recorded is None else [f"decode steps are not recorded: {recorded}"]
     reasons += [] if layers is None else [f"layers are not fused: {layers}"]
     parts = ["recorded decode steps" if recorded is None else "eager decode steps"]
     parts.append("fused layers" if layers is None else "torch layers")
+    if has_triton and any(entry.type not in PLAIN_TYPES for entry in taken.values()):
+        parts.append("quantized weights as they are")
     return Way(
         f"{', '.join(parts)}; attention by the first kernel that proves itself", tuple(reasons)
     )

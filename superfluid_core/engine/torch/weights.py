@@ -6,6 +6,7 @@ the tensor's name, before anything runs. Where files keep their tensors is told 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -14,14 +15,17 @@ from torch import Tensor
 
 from superfluid_core.engine.torch.capabilities import compiled_gap, layer_gap
 from superfluid_core.engine.torch.checkpoints import open_source
+from superfluid_core.engine.torch.compressed.rows import Fp8Rows
 from superfluid_core.engine.torch.experts import Expert, ExpertsBlock
 from superfluid_core.engine.torch.layers import ACTIVATIONS, LayerWeights, no_product
 from superfluid_core.engine.torch.linear import Linear, make_linear
 from superfluid_core.engine.torch.models import DecoderWeights
 from superfluid_core.engine.torch.quantized import (
+    QuantizedRows,
     QuantizedWeights,
     assemble_quantized,
 )
+from superfluid_core.engine.torch.quantized_linear import Keeper
 from superfluid_core.engine.torch.rope import rope_table
 from superfluid_core.engine.torch.sources import GgufSource, WeightSource
 from superfluid_core.engine.torch.weights_cache import (
@@ -65,29 +69,45 @@ class Checkpoint(Protocol):
 
 
 class _Assembler:
-    """Pulls tensors out of a source, checks shapes, fuses."""
+    """Pulls tensors out of a source, checks shapes, fuses. `keeper`: matrices that the source has quantized stay so."""
 
-    def __init__(self, source: WeightSource, config: ModelConfig) -> None:
+    def __init__(self, source: WeightSource, config: ModelConfig, keeper: Keeper | None) -> None:
         self._source = source
         self._config = config
+        self._keeper = keeper
 
     def tensor(self, name: str, shape: Shape) -> Tensor:
         tensor = self._source.get(name)
-        if tuple(tensor.shape) != shape:
-            found = tuple(tensor.shape)
-            raise ModelFilesError(f"tensor {name!r} is {found}, the configuration says {shape}")
+        _check_shape(name, tensor, shape)
         return tensor
 
     def fused(self, prefix: str, parts: dict[str, int], columns: int, *, bias: bool) -> Linear:
         """Stack the rows of several projections into one product."""
-        weights = [
-            self.tensor(f"{prefix}.{part}.weight", (rows, columns)) for part, rows in parts.items()
-        ]
+        shapes = {f"{prefix}.{part}.weight": (rows, columns) for part, rows in parts.items()}
         biases = [
             self.tensor(f"{prefix}.{part}.bias", (rows,)) for part, rows in parts.items() if bias
         ]
+        added = torch.cat(biases) if biases else None
+        kept = self.kept(shapes, added)
+        if kept is not None:
+            return kept
+        weights = [self.tensor(name, shape) for name, shape in shapes.items()]
         weight = torch.cat(weights) if len(weights) > 1 else weights[0]
-        return make_linear(weight.contiguous(), torch.cat(biases) if biases else None)
+        return make_linear(weight.contiguous(), added)
+
+    def kept(self, shapes: Mapping[str, Shape], bias: Tensor | None = None) -> Linear | None:
+        """Stack matrices as the source quantized them; None where they are not to stay so, or one is plain."""
+        find = getattr(self._source, "rows", None)  # a source of plain numbers need not have it
+        if self._keeper is None or find is None:
+            return None
+        parts: list[QuantizedRows | Fp8Rows] = []
+        for name, shape in shapes.items():
+            rows: QuantizedRows | Fp8Rows | None = find(name)
+            if rows is None:
+                return None
+            _check_shape(name, rows.q if isinstance(rows, QuantizedRows) else rows.weight, shape)
+            parts.append(rows)
+        return self._keeper.linear(parts, bias)
 
     def layer(self, number: int) -> LayerWeights:
         config, prefix = self._config, f"model.layers.{number}"
@@ -150,13 +170,27 @@ class _Assembler:
         return torch.cat(parts)
 
 
-def assemble(source: WeightSource, config: ModelConfig, window: int) -> DecoderWeights:
-    """All weights of a decoder. Raises ModelFilesError for a missing, odd or misshapen tensor."""
-    take = _Assembler(source, config)
-    embedding = take.tensor("model.embed_tokens.weight", (config.vocabulary, config.hidden))
-    head = embedding
-    if not config.tied_embeddings:
-        head = take.tensor("lm_head.weight", (config.vocabulary, config.hidden))
+def _check_shape(name: str, tensor: Tensor, shape: Shape) -> None:
+    found = tuple(tensor.shape)
+    if found != shape:
+        raise ModelFilesError(f"tensor {name!r} is {found}, the configuration says {shape}")
+
+
+def assemble(
+    source: WeightSource, config: ModelConfig, window: int, keeper: Keeper | None = None
+) -> DecoderWeights:
+    """All weights of a decoder. Raises ModelFilesError for a missing, odd or misshapen tensor.
+
+    With a `keeper`, matrices that the source has quantized stay so, the head too; the table of embeddings, of which a step reads a few
+    rows, does not. A tied model then has both: its head is read whole in every step.
+    """
+    take = _Assembler(source, config, keeper)
+    shape = (config.vocabulary, config.hidden)
+    embedding = take.tensor("model.embed_tokens.weight", shape)
+    top = "model.embed_tokens.weight" if config.tied_embeddings else "lm_head.weight"
+    head = take.kept({top: shape})
+    if head is None:
+        head = make_linear(embedding if config.tied_embeddings else take.tensor(top, shape))
     factors, scaling = None, config.rope_scaling
     if scaling.kind == "factors":
         factors = take.tensor("rope_freqs", (config.turned // 2,))
@@ -169,16 +203,20 @@ def assemble(source: WeightSource, config: ModelConfig, window: int) -> DecoderW
         embedding=embedding,
         layers=tuple(take.layer(number) for number in range(config.layers)),
         final_norm=take.tensor("model.norm.weight", (config.hidden,)),
-        head=make_linear(head),
+        head=head,
         rope=rope_table(config, window, embedding.device, factors),
     )
 
 
 class Loaded(NamedTuple):
-    """A decoder's weights; `quantized` are the same ones as a GGUF file quantized them, where that was wanted and is so."""
+    """A decoder's weights; `quantized` are the same ones as a GGUF file quantized them, where that was wanted and is so.
+
+    `kept` says in words that products in `plain` are by quantized matrices, where they are.
+    """
 
     plain: DecoderWeights
     quantized: QuantizedWeights | None = None
+    kept: str = ""
 
 
 class _Kept:
@@ -201,12 +239,16 @@ class _Kept:
 
 
 def load_weights(
-    files: Checkpoint, window: int, device: torch.device, dtype: torch.dtype
+    files: Checkpoint,
+    window: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    keeper: Keeper | None = None,
 ) -> DecoderWeights:
-    """Read the weights of a model from whatever files it has."""
+    """Read the weights of a model from whatever files it has; `keeper` as in `assemble`."""
     path, config = Path(files.path), files.config
     with open_source(path, files.kind, config, device, dtype) as source:
-        return assemble(source, config, window)
+        return assemble(source, config, window, keeper)
 
 
 def load_cached(files: Checkpoint, window: int, dtype: torch.dtype, folder: Path) -> Loaded:

@@ -13,10 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from superfluid_core.engine.compose import StepRow
+from superfluid_core.engine.torch import build
 from superfluid_core.engine.torch.capabilities import compiled_gap
 from superfluid_core.engine.torch.drive import Driver
 from superfluid_core.engine.torch.engine import TorchEngine
 from superfluid_core.engine.torch.outline import outline, quantized_gap
+from superfluid_core.engine.torch.quantized_linear import TorchProducts
 from superfluid_core.modelfiles.config import config_from_hf, config_to_hf
 from superfluid_core.modelfiles.inventory import inventory
 from tests.unit.engine_torch.conftest import files_of
@@ -188,6 +190,27 @@ def test_quantized_files_are_read_from_the_cache_and_in_small_steps_as_without(
         is_small = "quantized small steps" in narrow.describe().engine_build
         assert is_small == (name in COMPILED)
         assert float((logits_of(narrow, prompt(50)) - plain).abs().mean()) < 0.05
+
+
+@pytest.mark.parametrize("name", GGUF_NAMES)
+def test_matrices_that_stay_quantized_give_what_dequantized_ones_give(
+    name: str,
+    family: Family,
+    build_engine: Build,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fused, interleaved, in experts or under other norms: plain torch stands for the kernels."""
+    import gguf
+
+    path, _ = family(name)
+    target = tmp_path / "tiny.gguf"
+    write_family(path, name, target, gguf.GGMLQuantizationType.Q8_0)
+    plain = logits_of(build_engine(target, kv_blocks=64, block_tokens=4), prompt(50))
+    monkeypatch.setattr(build, "choose_products", lambda *_: TorchProducts())
+    engine = build_engine(target, kv_blocks=64, block_tokens=4)
+    assert "weights kept quantized" in engine.describe().engine_build
+    torch.testing.assert_close(logits_of(engine, prompt(50)), plain, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2", "granite", "smollm3"])

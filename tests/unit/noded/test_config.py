@@ -82,6 +82,7 @@ def test_identities_are_made_of_permitted_characters() -> None:
         ({"model": ""}, "--model is needed"),
         ({"engine": "llamacpp", "tensor_parallel": "2"}, "--tensor-parallel belongs to --engine native"),
         ({"engine": "mlx", "attention_backend": "triton"}, "--attention-backend belongs to --engine native"),
+        ({"engine": "llamacpp", "weights": "quantized"}, "--weights belongs to --engine native"),
         ({"engine": "mlx", "threads": "2"}, "MLX chooses its threads itself"),
         ({"engine": "llamacpp", "mock_seed": "1"}, "--mock-seed belongs to --engine mock"),
         ({"engine": "magic"}, "none of native, mock, llamacpp, mlx"),
@@ -144,12 +145,14 @@ def test_what_the_native_engine_is_told_about_a_gpu() -> None:
         tensor_parallel="4",
     )
     assert told.gpu == GpuConfig(0.5, 64, "triton", graphs=False, ranks=4)
+    assert (told.weights, config(weights="quantized").weights) == ("auto", "quantized")
     for name, value in (
         ("gpu_memory_utilization", "0.01"),
         ("gpu_memory_utilization", "1.5"),
         ("block_size", "32"),
         ("attention_backend", "flash"),
         ("tensor_parallel", "0"),
+        ("weights", "int4"),
     ):
         with pytest.raises(ConfigError, match=name.replace("_", "-")):
             config(**{name: value})

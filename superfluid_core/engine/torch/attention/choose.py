@@ -68,18 +68,19 @@ def _missing(name: str, site: Site) -> str | None:
     if name == "varlen" and site.shape.soft_cap > 0:
         return "it knows no soft cap"
     if name == "triton":
-        return _triton_missing(site)
+        return triton_missing(site.device, site.dtype)
     return _library_missing(name, site) if name in ("flashinfer", "varlen") else None
 
 
-def _triton_missing(site: Site) -> str | None:
+def triton_missing(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Say what our own kernels lack for rows of this dtype there; None when they can be tried."""
     if importlib.util.find_spec("triton") is None:
         return "the triton package is not installed"
-    if site.device.type == "cuda":
+    if device.type == "cuda":
         return None
     if not interpreted():
         return "it needs a CUDA device"
-    is_narrow = site.dtype is torch.bfloat16
+    is_narrow = dtype is torch.bfloat16
     return "Triton's interpreter cannot multiply bfloat16" if is_narrow else None
 
 

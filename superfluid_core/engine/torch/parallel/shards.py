@@ -15,9 +15,12 @@ from torch import Tensor
 
 from superfluid_core.engine.torch.capabilities import split_gap
 from superfluid_core.engine.torch.checkpoints import open_source
+from superfluid_core.engine.torch.compressed.rows import Fp8Rows
 from superfluid_core.engine.torch.linear import Linear
 from superfluid_core.engine.torch.models import DecoderWeights
 from superfluid_core.engine.torch.parallel.group import Ranks
+from superfluid_core.engine.torch.quantized import GROUP, QuantizedRows
+from superfluid_core.engine.torch.quantized_linear import Keeper
 from superfluid_core.engine.torch.sources import WeightSource
 from superfluid_core.engine.torch.weights import Checkpoint, assemble
 from superfluid_core.errors import ConfigError
@@ -59,6 +62,15 @@ class ShardedSource:
     def has(self, name: str) -> bool:
         return self._source.has(name)
 
+    def rows(self, name: str) -> QuantizedRows | Fp8Rows | None:
+        """Find a share of a matrix that the source has quantized; None where it has not, or where scales do not let it be cut."""
+        find = getattr(self._source, "rows", None)
+        whole: QuantizedRows | Fp8Rows | None = None if find is None else find(name)
+        part = name.split(".")[-2]
+        if whole is None or part not in (*ROWS, *COLUMNS):
+            return whole
+        return share_of(whole, 0 if part in ROWS else 1, self._rank, self._world)
+
     def get(self, name: str) -> Tensor:
         whole = self._source.get(name)
         part = name.split(".")[-2] if "." in name else name
@@ -69,6 +81,24 @@ class ShardedSource:
         if part in COLUMNS and self._rank:
             return torch.zeros_like(whole)  # a bias is added once
         return whole
+
+
+def share_of(
+    rows: QuantizedRows | Fp8Rows, dimension: int, rank: int, world: int
+) -> QuantizedRows | Fp8Rows | None:
+    """Cut quantized rows by outputs (0) or inputs (1); None where shares would part what has one scale."""
+
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor.chunk(world, dimension)[rank].contiguous()
+
+    if isinstance(rows, QuantizedRows):
+        is_parted = dimension == 1 and rows.q.shape[1] % (world * GROUP)
+        return None if is_parted else rows.reordered(cut)
+    if rows.scale.shape[dimension] == 1:  # one for all, which each share then has
+        return replace(rows, weight=cut(rows.weight))
+    if rows.weight.shape[dimension] % (world * rows.block[dimension]):
+        return None
+    return replace(rows, weight=cut(rows.weight), scale=cut(rows.scale))
 
 
 class AddedLinear:
@@ -84,12 +114,18 @@ class AddedLinear:
         return self._ranks.add(self._linear(x))
 
 
-def load_shard(files: Checkpoint, window: int, dtype: torch.dtype, ranks: Ranks) -> DecoderWeights:
-    """Read this rank's share of the weights. Raises ModelFilesError like `load_weights`."""
+def load_shard(
+    files: Checkpoint,
+    window: int,
+    dtype: torch.dtype,
+    ranks: Ranks,
+    keeper: Keeper | None = None,
+) -> DecoderWeights:
+    """Read this rank's share of the weights, as `load_weights` reads them all."""
     path, config = Path(files.path), files.config
     with open_source(path, files.kind, config, ranks.device, dtype) as source:
         shard = ShardedSource(source, ranks.rank, ranks.world)
-        weights = assemble(shard, local_config(config, ranks.world), window)
+        weights = assemble(shard, local_config(config, ranks.world), window, keeper)
     layers = tuple(
         replace(
             layer,

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from superfluid_core.engine.torch.attention.base import AttentionShape
-from superfluid_core.engine.torch.triton import decode, draw, passes, prefill
+from superfluid_core.engine.torch.triton import decode, draw, passes, prefill, products
 
 WARP = 32
 SHAPES = {
@@ -142,6 +142,33 @@ def pass_variants(shape: AttentionShape, dtype: torch.dtype) -> Iterator[Variant
     )
 
 
+KINDS = {"int4": ("*fp16", "*fp16"), "int8": ("*fp16", "*fp16"), "fp8": ("*fp32", "*fp32")}
+
+
+def product_variants(dtype: torch.dtype) -> Iterator[Variant]:
+    """List the products of quantized matrices: they depend on the dtype of rows, not on the shape of a model."""
+    kind = "*" + NAMES[dtype]
+    sizes = ("rows", "outputs", "inputs", "groups", "scale_groups", "splits")
+    plain = {**dict.fromkeys((*sizes, "first_output", "count"), "i32"), "out_stride": "i64"}
+    tensors = {**dict.fromkeys(("x", "bias", "out", "room"), kind), "partial": "*fp32", "q": "*u8"}
+    for name, (scale, minimum) in KINDS.items():
+        types = {**plain, **tensors, "scale": scale, "minimum": minimum}
+        tile = {"OUTPUTS": products.TILE_OUTPUTS, "GROUPS": products.TILE_GROUPS, "KIND": name}
+        for rows in products.ROW_CLASSES:
+            own = {"ROWS": rows, "IS_SPLIT": rows < products.ROW_CLASSES[-1], "HAS_BIAS": True}
+            yield _typed(
+                products.product_kernel,
+                types,
+                {**tile, **own, "PRECISION": decode.precision_of(dtype)},
+            )
+        yield _typed(products.dequantize_kernel, types, tile)
+    yield _typed(
+        products.sum_splits_kernel,
+        {**plain, **tensors},
+        {"COLUMNS": products.SUM_COLUMNS, "HAS_BIAS": True},
+    )
+
+
 def variants(shape: AttentionShape, dtype: torch.dtype) -> list[Variant]:
     """Every kernel that a model of this shape launches."""
     return [*attention_variants(shape, dtype), *pass_variants(shape, dtype)]
@@ -170,8 +197,10 @@ def compile_for(variant: Variant, capability: int) -> dict[str, int]:
 @click.option("--dtype", default="bfloat16", show_default=True)
 def main(capabilities: Sequence[int], names: Sequence[str], dtype: str) -> None:
     """Compile all kernels for CAPABILITIES such as 80 90 100."""
-    for name in names:
-        for variant in variants(SHAPES[name], getattr(torch, dtype)):
+    kind = getattr(torch, dtype)
+    listed = {name: variants(SHAPES[name], kind) for name in names}
+    for name, each in {**listed, "any": list(product_variants(kind))}.items():
+        for variant in each:
             for capability in capabilities:
                 found = compile_for(variant, capability)
                 line = {"kernel": variant.name, "shape": name, "capability": capability, **found}
