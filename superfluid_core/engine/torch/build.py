@@ -261,7 +261,7 @@ def _load(files: Checkpoint, window: int, placed: Placed, cache: Path | None, sa
         say(f"{keeper.matrices} matrices stay quantized, {keeper.bytes / MIB:.0f} MiB")
         return Loaded(plain, kept=KEPT)
     if options.weights == QUANTIZED:
-        raise ConfigError("--weights quantized: this model's weights are plain numbers")
+        raise ConfigError("--weights quantized: none of this model's matrices can be kept so")
     return Loaded(plain)
 
 

@@ -31,6 +31,7 @@ from superfluid_core.engine.torch.weights import load_weights
 from superfluid_core.errors import ConfigError
 from tests.unit.engine_torch.conftest import files_of
 from tests.unit.engine_torch.family_gguf import read_tensors
+from tests.unit.engine_torch.packers import FORMS, publish
 
 SIZES = TinySizes(300, 256, 512, 2, 4, 2, 64, 512)
 PROMPTS = ([5, 6, 7, 8], list(range(40, 80)), [9] * 3, list(range(290)))
@@ -145,6 +146,34 @@ def test_kept_weights_say_what_dequantized_ones_say(
     assert said[0].startswith(f"{matrices} matrices stay quantized, ")
     assert kept.describe().engine_build != plain.describe().engine_build
     assert "weights kept quantized" in kept.describe().engine_build
+
+
+@pytest.mark.parametrize(
+    "form", ["awq-32", "gptq-4-sym", "gptq-8-sym", "fp8-powers", "fp8-tensor", "ct-fp8-channel", "ct-4-zeros"]
+)  # fmt: skip
+def test_quantized_safetensors_kept_say_what_the_plain_checkpoint_says(
+    form: str, tmp_path: Path, kept_by_torch: list[str]
+) -> None:
+    write_tiny_model(tmp_path, SIZES)
+    small, plain = publish(tmp_path, FORMS[form], tmp_path / "published")
+    said: list[str] = []
+    kept = engine_of(small, said, weights="quantized")
+    assert said[0].startswith("14 matrices stay quantized, ")
+    wanted = greedy(engine_of(plain))
+    assert len({token for ids in wanted for token in ids}) > 8
+    assert greedy(kept) == wanted
+
+
+def test_matrices_whose_blocks_cut_through_groups_are_dequantized_and_the_rest_is_kept(
+    tmp_path: Path, kept_by_torch: list[str]
+) -> None:
+    write_tiny_model(tmp_path, SIZES)
+    small, plain = publish(
+        tmp_path, FORMS["fp8-block"], tmp_path / "published"
+    )  # blocks of 40 x 48
+    with pytest.raises(ConfigError, match="can be kept so"):
+        engine_of(small, weights="quantized")
+    assert greedy(engine_of(small)) == greedy(engine_of(plain))
 
 
 def test_wider_formats_are_kept_as_int8_and_nearly_say_the_same(
