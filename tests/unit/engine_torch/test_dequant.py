@@ -70,10 +70,11 @@ def test_the_types_that_the_design_names_are_read() -> None:
 
 def test_the_text_on_models_has_exactly_the_types_that_are_read() -> None:
     text = (Path(__file__).parents[3] / "docs/models.md").read_text("utf-8")
-    rows = re.findall(r"^\| (`[^|]*) \|", text.partition("## Element types")[2], re.M)
+    section = text.partition("## Element types")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]*) \|", section, re.M)
     named = re.findall(r"`(\w+)`", " ".join(rows))
     assert sorted(named) == sorted(kind.name for kind in DECODERS)
-    own = {name for row, way in re.findall(r"^\| (`[^|]*) \| their own (4|8)", text, re.M)
+    own = {name for row, way in re.findall(r"^\| (`[^|]*) \| their own (4|8)", section, re.M)
            for name in re.findall(r"`(\w+)`", row) if way == "4"}  # fmt: skip
     assert own == set(FOUR_BITS)
 
