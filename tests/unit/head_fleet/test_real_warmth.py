@@ -11,7 +11,18 @@ import pytest
 
 from tests.unit.head_fleet.test_real_nodes import children, read, request, with_fleet
 
+BLOCK_TOKENS = 16
+
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+
+async def until_known(fleet: Any, tokens: int) -> None:
+    """Wait until nodes have told of that many cached tokens."""
+    for _ in range(1_000):
+        if fleet._desk.warmth.blocks * BLOCK_TOKENS >= tokens:
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{fleet._desk.warmth.blocks} blocks are known")
 
 
 def test_a_head_and_its_successor_send_a_prompt_where_its_beginning_is_cached(
@@ -21,8 +32,8 @@ def test_a_head_and_its_successor_send_a_prompt_where_its_beginning_is_cached(
     homes: list[Any] = []
 
     async def first(fleet: Any) -> None:
-        await read(fleet, long, lambda _count, node: homes.append(node))
-        await asyncio.sleep(0.6)
+        await read(fleet, long, lambda _count, node: node and homes.append(node))
+        await until_known(fleet, 1_150)
         for number in range(4):
             nodes: list[Any] = []
             again = replace(long, request_id=f"again{number}")
@@ -31,7 +42,7 @@ def test_a_head_and_its_successor_send_a_prompt_where_its_beginning_is_cached(
             assert end.cached >= 1_100
 
     async def successor(fleet: Any) -> None:
-        await asyncio.sleep(0.6)
+        await until_known(fleet, 1_150)
         nodes: list[Any] = []
         await read(fleet, long, lambda _count, node: nodes.append(node))
         assert set(nodes) - {None} == {homes[0]}
