@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from superfluid_core.placement.policies import Choice, Policy, Refusal, choose
 from superfluid_core.placement.view import (
@@ -23,10 +23,19 @@ from superfluid_core.placement.view import (
 from superfluid_core.session import QosClass
 
 
+class Follower(Protocol):
+    """Who wants to know how a placement goes on: `started` at most once, then `released` once."""
+
+    def started(self) -> None: ...
+
+    def released(self) -> None: ...
+
+
 class Reservation:
     """One session's hold on one node. Leaving its context, or `release`, gives everything back."""
 
     __slots__ = (
+        "_follower",
         "_held",
         "_is_acknowledged",
         "_is_released",
@@ -46,6 +55,7 @@ class Reservation:
         self._is_acknowledged = False
         self._is_reported = False
         self._is_released = False
+        self._follower: Follower | None = None
         # the engine that serves the model
         work = node.work(node.offers[request.model])
         self._held = held = work.held
@@ -72,12 +82,18 @@ class Reservation:
     def is_released(self) -> bool:
         return self._is_released
 
+    def follow(self, follower: Follower | None) -> None:
+        """Tell `follower` of the first token and of the end."""
+        self._follower = follower
+
     def acknowledge(self) -> None:
         """Note that the node has the session: its next report counts it."""
         self._is_acknowledged = True
 
     def started(self) -> None:
         """Note the first token: the session no longer prefills."""
+        if self._follower is not None and not self._is_released:
+            self._follower.started()
         if self._reprefill_ms and not self._is_released:
             self._held.reprefill_ms -= self._reprefill_ms
             self._reprefill_ms = 0
@@ -105,6 +121,9 @@ class Reservation:
         if self._is_released:
             return
         self._is_released = True
+        if self._follower is not None:
+            self._follower.released()
+            self._follower = None
         held = self._held
         held.sessions -= 1
         self._count(-1)

@@ -68,7 +68,11 @@ class Desk:
         request = self._request(generation, wanted)
         verdict = self._place(request, wanted.target, now_ns)
         if isinstance(verdict, Placed):
-            self._nodes[verdict.choice.node].circuit.probe()
+            node = self._nodes[verdict.choice.node]
+            node.circuit.probe()
+            engine = node.view.offers[request.model].engine
+            names = generation.names
+            verdict.reservation.follow(self.warmth.promise(node.key, engine, names))
         return verdict
 
     def kind(self, generation: Generation, wanted: Place) -> tuple[object, ...]:

@@ -3,7 +3,8 @@
 Nodes report the names of their cached blocks; the head makes the names of a context's blocks itself and looks them up. Names
 depend on a dialect: the salt of the fleet, the size of a block, and whether tenants share. Usually all nodes speak one.
 Names are made once and grow with the output. Making them takes 4 us a block, so those of a long prompt are made before
-the generation begins, a slice at a time, and the loop goes on in between; without reports none are made at all.
+the generation begins, a slice at a time, and the loop goes on in between; without reports none are made at all. What is placed on an
+engine that has reported blocks counts as cached there at once (`promises.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from superfluid_core.logs import log
 from superfluid_core.placement.prefix import PrefixIndex
 from superfluid_core.wire.messages import ModelOffer, Prefix, Welcome
 from superfluid_head.fleet.events import GenerationRequest
+from superfluid_head.fleet.promises import Promise, Promises
 
 logger = logging.getLogger(__name__)
 
@@ -68,13 +70,17 @@ def _root(dialect: Dialect, request: GenerationRequest) -> bytes:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Speaker:
-    """An engine of a linked node: its dialect, and the names of the model that its reports are about."""
+    """An engine of a linked node: its dialect, and the names of the model that its reports are about.
+
+    `has_reported` blocks at least once: of an engine that has not, nobody knows whether it caches anything.
+    """
 
     key: str
     dialect: Dialect
     models: tuple[str, ...]
+    has_reported: bool = False
 
 
 class Warmth:
@@ -83,6 +89,7 @@ class Warmth:
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
         self._index = PrefixIndex()
+        self._promises = Promises()
         # by the index's names for engines
         self._speakers: dict[str, _Speaker] = {}
         self._engines: dict[str, tuple[int, ...]] = {}
@@ -119,7 +126,13 @@ class Warmth:
                     del spoken[speaker.dialect]
 
     def take(self, key: str, report: Prefix) -> None:
-        if not self._index.fold(_engine(key, report.engine), report):
+        engine = _engine(key, report.engine)
+        speaker = self._speakers.get(engine)
+        if speaker is not None and report.added:
+            speaker.has_reported = True
+        if report.piece + 1 == report.pieces:
+            self._promises.reported(engine)
+        if not self._index.fold(engine, report):
             log(
                 logger,
                 "warning",
@@ -144,11 +157,24 @@ class Warmth:
         for dialect in self._dialects(request.model):
             while names.grow(dialect, request, output, SLICE_BLOCKS):
                 pass
-            for engine, depth in self._index.depths(names.chains[dialect]).items():
-                speaker = self._speakers[engine]
-                if speaker.dialect == dialect and request.model in speaker.models:
+            depths = self._index.depths(names.chains[dialect])
+            for engine, depth in self._promises.depths(names.chains[dialect]).items():
+                depths[engine] = max(depth, depths.get(engine, 0))
+            for engine, depth in depths.items():
+                speaker = self._speakers.get(engine)
+                if speaker is None or speaker.dialect != dialect:
+                    continue
+                if request.model in speaker.models:
                     found[speaker.key] = min(depth * dialect.block_tokens, longest)
         return found
+
+    def promise(self, key: str, number: int, names: ContextNames) -> Promise | None:
+        """Expect a context in the cache of a node's engine, where it was just placed. None where nothing can be expected."""
+        speaker = self._speakers.get(_engine(key, number))
+        if speaker is None or not speaker.has_reported:
+            return None
+        chain = names.chains.get(speaker.dialect)
+        return self._promises.add(_engine(key, number), chain) if chain else None
 
     def _dialects(self, model: str) -> list[Dialect]:
         """Return those in which something may have been reported."""

@@ -56,6 +56,29 @@ def test_a_head_and_its_successor_send_a_prompt_where_its_beginning_is_cached(
         asyncio.run(with_fleet(keys, nodes, successor, "head-2"))
 
 
+def test_prompts_that_begin_alike_and_come_at_once_are_computed_once(tmp_path: Any) -> None:
+    document = tuple(40 + n % 200 for n in range(2_000))
+
+    async def scenario(fleet: Any) -> None:
+        warmth = fleet._desk.warmth
+        # every node has told of blocks: of one that has not nobody knows whether it caches any
+        while not all(each.has_reported for each in warmth._speakers.values()):
+            others = [replace(request(n, 2), prompt=(50 + n,) * 64) for n in range(6)]
+            await asyncio.gather(*(read(fleet, one) for one in others))
+            await asyncio.sleep(0.1)
+        alike = [
+            replace(request(n, 8), request_id=f"alike{n}", prompt=(*document, 300 + n), tenant="b")
+            for n in range(4)
+        ]
+        ends = [end for _, _, end in await asyncio.gather(*(read(fleet, one) for one in alike))]
+        homes = {record.node for n in range(4) for record in fleet.why(f"alike{n}")}
+        assert len(homes) == 1, homes
+        assert sorted(end.cached >= 1_900 for end in ends) == [False, True, True, True]
+
+    with children(tmp_path, "a", "b", "c") as (keys, nodes):
+        asyncio.run(with_fleet(keys, nodes, scenario))
+
+
 def test_a_planned_move_keeps_every_token_and_its_pause_is_short(tmp_path: Any) -> None:
     gaps: list[float] = []
 
