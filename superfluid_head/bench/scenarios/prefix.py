@@ -3,6 +3,10 @@
 The oracle computes every group's prefix once and never again, and nothing else is cached. Hits are the server's own counts. The same
 load goes over a second fleet that places by least load, for the time to the first token; and halfway the first fleet's head is killed and
 started anew, whose hit rate two seconds later is held against the one before.
+
+Both loads are closed: as many clients as lanes, each with one request at a time. Who answers faster is asked more, so the fleets are
+not equally loaded, and by Little's law their times differ by no more than their throughput does. Hence the time to the first token is
+compared a second time, with other prefixes: what saturates the fleet that places by least load is sent to the other one at the same instants.
 """
 
 from __future__ import annotations
@@ -12,8 +16,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from superfluid_core.clock import SystemClock
-from superfluid_head.bench.load import Answer, chat_body, closed_loop
+from superfluid_core.clock import MS, SystemClock
+from superfluid_head.bench.load import Answer, chat, chat_body, closed_loop
 from superfluid_head.bench.prose import Draws, prose
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario
 from superfluid_head.bench.scenarios.stage import (
@@ -37,6 +41,8 @@ DEMAND = 0.73
 PRESSURE_LOW = 0.70
 RATES = "prefill=2000,decode=200"
 WARM_S = 2.0
+# apart from the numbers of the other prefixes and questions of a round
+FRESH = 2_500
 
 
 def hit_rate(answers: Sequence[Answer]) -> float:
@@ -61,6 +67,7 @@ class Prefix(Scenario):
         Bar("failed", most=0, of_every=True),
         Bar("hits_of_oracle", least=0.90),
         Bar("ttft_of_least_loaded", most=0.50),
+        Bar("ttft_at_equal_load", most=0.50),
         Bar("hits_after_restart", least=0.80),
     )
 
@@ -98,10 +105,13 @@ class Prefix(Scenario):
         self._restart_head()
         after = asyncio.run(self._load(self.aware, bodies[half:]))
         other = asyncio.run(self._load(self.least, bodies[:half]))
+        fresh = self._bodies(first + FRESH, half)
+        saturating = asyncio.run(self._load(self.least, fresh))
+        same = asyncio.run(self._replay(self.aware, fresh, saturating))
         oracle = self._oracle(before)
         steady = before[half // 2 :]
         return {
-            "failed": failures(before) + failures(after) + failures(other),
+            "failed": sum(failures(each) for each in (before, after, other, saturating, same)),
             "hit_rate": hit_rate(before),
             "oracle_rate": oracle,
             "hits_of_oracle": hit_rate(before) / oracle,
@@ -110,6 +120,7 @@ class Prefix(Scenario):
             "ttft_of_least_loaded": first_ms_mean(before) / first_ms_mean(other),
             # without the first quarter of all requests, in which the groups are new to both fleets
             "ttft_of_least_loaded_warm": first_ms_mean(steady) / first_ms_mean(other[half // 2 :]),
+            "ttft_at_equal_load": first_ms_mean(same) / first_ms_mean(saturating),
             "hit_rate_after_restart": hit_rate(after),
             "hits_after_restart": hit_rate(after) / hit_rate(steady),
         }
@@ -137,6 +148,25 @@ class Prefix(Scenario):
     async def _load(self, stage: Stage, bodies: Sequence[dict[str, Any]]) -> list[Answer]:
         async with client_of(stage) as client:
             return await closed_loop(client, stage.url, bodies, NODES * LANES, SystemClock())
+
+    async def _replay(
+        self, stage: Stage, bodies: Sequence[dict[str, Any]], before: Sequence[Answer]
+    ) -> list[Answer]:
+        """Send every body as long after the first as it was sent `before`, whatever became of the others."""
+        clock = SystemClock()
+        began_ms, first_ms = clock.now_ns() / MS, min(each.started_ms for each in before)
+
+        async def at_its_time(body: dict[str, Any], then_ms: float) -> Answer:
+            late_ms = clock.now_ns() / MS - began_ms
+            await asyncio.sleep(max(0.0, then_ms - first_ms - late_ms) / 1e3)
+            return await chat(client, stage.url, body, clock)
+
+        async with client_of(stage) as client, asyncio.TaskGroup() as tasks:
+            sent = [
+                tasks.create_task(at_its_time(body, each.started_ms))
+                for body, each in zip(bodies, before, strict=True)
+            ]
+        return [each.result() for each in sent]
 
     def _restart_head(self) -> None:
         """Kill the head and start it where it was."""
