@@ -174,15 +174,22 @@ class PackedLogprobs(Sequence[TokenLogprobs]):
         self._counts = counts
         self._data = data
 
+    def joined(self, other: PackedLogprobs) -> PackedLogprobs:
+        """Return these and behind them those of `other`, still packed."""
+        both = zip(self._parts(), other._parts(), strict=True)
+        return PackedLogprobs(self._counts + other._counts, b"".join([a + b for a, b in both]))
+
+    def _parts(self) -> tuple[bytes, bytes, bytes]:
+        """Cut into the ids' own floats, the top ids and the top floats."""
+        ids_at = 8 * len(self._counts)
+        floats_at = ids_at + 4 * sum(self._counts)
+        return self._data[:ids_at], self._data[ids_at:floats_at], self._data[floats_at:]
+
     def _rows(self) -> tuple[TokenLogprobs, ...]:
-        counts, data = self._counts, self._data
-        ids_at, total = 8 * len(counts), sum(counts)
-        floats_at = ids_at + 4 * total
-        tops = tuple(
-            zip(unpack_u32(data[ids_at:floats_at]), unpack_f64(data[floats_at:]), strict=True)
-        )
+        own, ids, floats = self._parts()
+        tops = tuple(zip(unpack_u32(ids), unpack_f64(floats), strict=True))
         rows, start = [], 0
-        for logprob, count in zip(unpack_f64(data[:ids_at]), counts, strict=True):
+        for logprob, count in zip(unpack_f64(own), self._counts, strict=True):
             rows.append(TokenLogprobs(logprob, tops[start : start + count]))
             start += count
         return tuple(rows)

@@ -17,6 +17,7 @@ from typing import Protocol
 from superfluid_core.clock import MS, SECOND
 from superfluid_core.errors import SuperfluidError
 from superfluid_core.session import FinishReason, QosClass, TokenLogprobs
+from superfluid_core.wire.columns import PackedLogprobs
 from superfluid_core.wire.notes import Timing
 from superfluid_head.fleet.events import (
     EndEvent,
@@ -35,6 +36,8 @@ from superfluid_head.fleet.warmth import ContextNames
 US = 1_000
 JOINED_MAX = 32
 """Ids that wait for their reader as one event."""
+JOINED_MEASURED_MAX = 8
+"""The same with log-probabilities: what each event takes beside these is shared, and what is written at once stays small."""
 
 
 Taker = Callable[[TokensEvent], bool]
@@ -216,8 +219,7 @@ class Generation:
         """Hand ids to the reader; those that find others waiting join them, a handful at most."""
         pending = self._pending
         last = pending[-1] if pending else None
-        if isinstance(last, TokensEvent) and _may_join(last) and not logprobs:
-            last.ids += ids
+        if isinstance(last, TokensEvent) and _is_joined(last, ids, logprobs):
             return
         event = TokensEvent(first, ids, logprobs)
         is_waiting = self._waiter is not None and not self._waiter.done()
@@ -248,6 +250,13 @@ class Generation:
             self._waiter.set_result(None)
 
 
-def _may_join(event: TokensEvent) -> bool:
-    """Whether ids without log-probabilities may still join those of an event that waits."""
-    return not event.logprobs and len(event.ids) < JOINED_MAX
+def _is_joined(event: TokensEvent, ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs]) -> bool:
+    """Add ids to an event that waits, where it has room and both have log-probabilities or neither has."""
+    if isinstance(logprobs, PackedLogprobs) and isinstance(event.logprobs, PackedLogprobs):
+        if len(event.ids) >= JOINED_MEASURED_MAX:
+            return False
+        event.logprobs = event.logprobs.joined(logprobs)
+    elif event.logprobs or logprobs or len(event.ids) >= JOINED_MAX:
+        return False
+    event.ids += ids
+    return True
