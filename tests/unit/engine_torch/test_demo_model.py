@@ -90,6 +90,7 @@ def write_f32(source: Path, decoded: Decoded, target: Path) -> None:
 def transformers_demo(decoded: Decoded) -> Any:
     """The demo model in transformers, with the numbers that the `gguf` package decodes."""
     import transformers
+    from transformers.initialization import no_init_weights
 
     heads = {"attn_q": 9, "attn_k": 3}
     parts = {
@@ -122,8 +123,9 @@ def transformers_demo(decoded: Decoded) -> Any:
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
     )
-    with transformers.initialization.no_init_weights():
+    with no_init_weights():
         model = transformers.LlamaForCausalLM(config).eval()
+    model.tie_weights()
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert missing == ["lm_head.weight"]
     assert not unexpected
