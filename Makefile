@@ -32,8 +32,9 @@ $(STAMP): pyproject.toml constraints.txt tests/fuzz.txt .ci/venv
 demo: $(STAMP)  ## a head and two nodes on this machine, and a node killed mid-answer
 	$(BIN)/python -m superfluid_head.demo $(ARGS)
 
+# with bytecode, whatever the environment says: workers and the processes they start import the same files again and again
 test: $(STAMP)  ## every test, with pytest's own summary
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 4 $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 4 $(ARGS)
 
 lint: $(STAMP)  ## format, lint, types, import floors
 	$(BIN)/ruff format --check .
@@ -53,6 +54,7 @@ ifeq ($(SIM),ci)
 	$(BIN)/python -m tests.sim.soak --hours 100 --seeds 2000 --jobs $(JOBS)
 else
 	$(BIN)/python -m tests.sim.soak --hours $(HOURS) --jobs $(JOBS)
+	SUPERFLUID_SIM_EXAMPLES=3000 $(BIN)/python -m pytest --timeout 0 tests/sim/test_machine.py
 	$(BIN)/python -m tests.unit.link.soak_frames
 	$(MAKE) native
 	$(BIN)/python -m tests.unit.simulator.soak_native

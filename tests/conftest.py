@@ -1,11 +1,55 @@
-"""What no test leaves behind: how logging is set up. Some run a program in this process, which sets it up for good."""
+"""For all tests: what none leaves behind, and in which order files are collected and run.
+
+Some run a program in this process, which sets logging up for good. Files that take long begin first, so that no worker is left with one
+when the others are done; those that mostly wait for processes stand between those that compute. Each worker compiles another part of the
+files first and finds the rest compiled by the others.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+HERE = Path(__file__).parent
+LONGEST = (
+    "sim/test_sim.py",
+    "sim/test_machine.py",
+    "chaos/test_short.py",
+    "unit/engine_torch/test_invariant.py",
+    "unit/engine_torch/test_demo_model.py",
+    "docs/test_walks.py",
+    "e2e/test_worker_faults.py",
+    "unit/engine_torch/test_company.py",
+    "unit/engine_cuda/test_products.py",
+    "deploy/test_booted.py",
+    "unit/engine_cuda/test_kernels.py",
+    "unit/simulator/test_goldens.py",
+    "e2e/test_cases.py",
+    "failover/test_equality.py",
+    "unit/head_api/test_openapi_odd.py",
+    "deploy/test_watchdog.py",
+    "unit/head_api/test_openapi_even.py",
+    "e2e/test_real_model.py",
+    "unit/test_static.py",
+    "unit/test_tidy.py",
+)
+PLACES = {HERE / name: place for place, name in enumerate(LONGEST)}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    worker = getattr(config, "workerinput", None)
+    if worker is None or [Path(argument).resolve() for argument in config.args] != [HERE]:
+        return
+    files = sorted(str(path) for path in HERE.rglob("test_*.py"))
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    config.args = files[first:] + files[:first]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: (PLACES.get(item.path, len(PLACES)), str(item.path)))
 
 
 @pytest.fixture(autouse=True)

@@ -18,10 +18,10 @@ from tests.unit.engine_torch.native import to_int4
 
 CPU = torch.device("cpu")
 ROWS = (1, 2, 7, 16, 33, 300)
-GGUF_SIZES = ((33, 32), (70, 96), (130, 608), (64, 1024))
+GGUF_SIZES = ((33, 32), (70, 96), (66, 544), (64, 1024))
 FP8_SIZES = (
     (70, 200, (128, 128)),
-    (130, 300, (64, 128)),
+    (66, 300, (64, 128)),
     (50, 333, (1, 333)),
     (70, 90, (70, 90)),
     (66, 576, (32, 64)),
@@ -51,7 +51,7 @@ def matrices() -> Iterator[tuple[str, GroupedMatrix]]:
 
 
 def case(name: str, matrix: GroupedMatrix, dtype: torch.dtype, rows: int) -> dict[str, Any]:
-    """Multiply with and without a bias; how far off, whether again the same, whether the first row minds the others."""
+    """Multiply with and without a bias; how far off, whether every other row is the same again when those between are no numbers."""
     x = (drawn(rows, matrix.inputs) / matrix.inputs**0.5).to(dtype)
     bias = drawn(matrix.outputs).to(dtype) if rows % 2 else None
     products: Products = TritonProducts()
@@ -60,16 +60,15 @@ def case(name: str, matrix: GroupedMatrix, dtype: torch.dtype, rows: int) -> dic
     wanted = x.double() @ numbers(matrix, dtype).double().t()
     wanted = wanted if bias is None else wanted + bias.double()
     off = ((found.double() - wanted).abs() / (1 + wanted.abs())).max()
-    others = torch.full_like(x, float("nan"))
-    others[0] = x[0]
+    spoiled = x.clone()
+    spoiled[1::2] = float("nan")
     return {
         "matrix": name,
         "dtype": str(dtype).removeprefix("torch."),
         "rows": rows,
         "splits": splits_of(rows, matrix.outputs, matrix.groups),
         "off": float(off),
-        "repeats": torch.equal(linear(x), found),
-        "alone": torch.equal(linear(others)[0], found[0]),
+        "repeats": torch.equal(linear(spoiled)[::2], found[::2]),
     }
 
 

@@ -46,8 +46,24 @@ PROMPTS = [
 ]
 
 
-def write_f32(source: Path, target: Path) -> None:
-    """Copy a GGUF file with its metadata, every tensor decoded to float32 by the `gguf` package."""
+Decoded = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
+
+
+@pytest.fixture(scope="module")
+def decoded(demo_path: Path) -> Decoded:
+    """Every tensor of the demo model in float32, as the `gguf` package decodes it."""
+    import gguf
+
+    return {
+        tensor.name: np.array(
+            gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32, order="C"
+        )
+        for tensor in gguf.GGUFReader(demo_path).tensors
+    }
+
+
+def write_f32(source: Path, decoded: Decoded, target: Path) -> None:
+    """Write a GGUF file with the metadata of another and its tensors in float32."""
     import gguf
 
     reader = gguf.GGUFReader(source)
@@ -63,19 +79,18 @@ def write_f32(source: Path, target: Path) -> None:
             kind = field.types[-1] if is_array else None
             writer.add_key_value(key, field.contents(), field.types[0], kind)
     writer.add_file_type(0)
-    for tensor in reader.tensors:
-        decoded = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        writer.add_tensor(tensor.name, np.ascontiguousarray(decoded, dtype=np.float32))
+    for name, numbers in decoded.items():
+        writer.add_tensor(name, numbers)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def transformers_demo(path: Path) -> Any:
+def transformers_demo(decoded: Decoded) -> Any:
     """The demo model in transformers, with the numbers that the `gguf` package decodes."""
-    import gguf
     import transformers
+    from transformers.initialization import no_init_weights
 
     heads = {"attn_q": 9, "attn_k": 3}
     parts = {
@@ -87,16 +102,15 @@ def transformers_demo(path: Path) -> Any:
     }
     named = {"token_embd.weight": "model.embed_tokens", "output_norm.weight": "model.norm"}
     state: dict[str, torch.Tensor] = {}
-    for tensor in gguf.GGUFReader(path).tensors:
-        numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        name = named.get(tensor.name)
+    for own, numbers in decoded.items():
+        name, kept = named.get(own), numbers
         if name is None:
-            _, layer, part, _ = tensor.name.split(".")
+            _, layer, part, _ = own.split(".")
             name = f"model.layers.{layer}.{parts[part]}"
             if part in heads:
                 turned = numbers.reshape(heads[part], 32, 2, 576).swapaxes(1, 2)
-                numbers = turned.reshape(numbers.shape)
-        state[f"{name}.weight"] = torch.from_numpy(np.ascontiguousarray(numbers))
+                kept = turned.reshape(numbers.shape)
+        state[f"{name}.weight"] = torch.from_numpy(kept)
     config = transformers.LlamaConfig(
         vocab_size=49152,
         hidden_size=576,
@@ -109,7 +123,9 @@ def transformers_demo(path: Path) -> Any:
         rms_norm_eps=1e-5,
         tie_word_embeddings=True,
     )
-    model = transformers.LlamaForCausalLM(config).eval()
+    with no_init_weights():
+        model = transformers.LlamaForCausalLM(config).eval()
+    model.tie_weights()
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert missing == ["lm_head.weight"]
     assert not unexpected
@@ -177,13 +193,13 @@ def ours(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_greedy_ids_equal_llama_cpp_on_the_same_float32_weights(
-    demo_path: Path, engine: TorchEngine, tmp_path: Path
+    demo_path: Path, decoded: Decoded, engine: TorchEngine, tmp_path: Path
 ) -> None:
     path = tmp_path / "demo-f32.gguf"
-    write_f32(demo_path, path)
-    reference = LlamaCpp(path, slots=5)
+    write_f32(demo_path, decoded, path)
+    reference = LlamaCpp(path, slots=len(PROMPTS))
     prompts = [reference.tokenize(text) for text in PROMPTS]
-    with ThreadPoolExecutor(5) as pool:
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
         expected = list(pool.map(reference.greedy, prompts))
     # ignore_eos bans every end-of-generation id of llama.cpp's: this model's end of text and end of turn
     found = ours(engine, prompts, ban=engine.describe().eos_ids, steps=8, prompt_tokens=50)
@@ -194,8 +210,8 @@ def test_greedy_ids_equal_llama_cpp_on_the_same_float32_weights(
 @pytest.mark.reference
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_greedy_ids_and_logits_equal_transformers(demo_path: Path, engine: TorchEngine) -> None:
-    model = transformers_demo(demo_path)
+def test_greedy_ids_and_logits_equal_transformers(decoded: Decoded, engine: TorchEngine) -> None:
+    model = transformers_demo(decoded)
     generator = torch.Generator().manual_seed(11)
     prompts = [
         torch.randint(100, 40_000, (length,), generator=generator).tolist()
