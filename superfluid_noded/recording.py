@@ -22,6 +22,7 @@ from superfluid_core.limits import MIB, SchedulerLimits
 from superfluid_core.logs import log
 from superfluid_core.scheduler.plan import Effect, Input, TickPlan
 from superfluid_core.scheduler.rules import Rules
+from superfluid_core.scheduler.foresight import Foreseen
 from superfluid_core.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -153,6 +154,13 @@ class RecordedScheduler(Scheduler):
         plan = super().plan(now_ns)
         self._file.add(lambda recorder: recorder.planned(plan, now_ns))
         return plan
+
+    def foresee(self, now_ns: int) -> Foreseen | None:
+        foreseen = super().foresee(now_ns)
+        if foreseen is not None:
+            plan = foreseen.plan
+            self._file.add(lambda recorder: recorder.planned(plan, now_ns, "foresee"))
+        return foreseen
 
     def pin_prefix(self, name: bytes, *, pinned: bool) -> bool:
         if self._places is None:
