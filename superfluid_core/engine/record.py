@@ -89,14 +89,20 @@ class Recorder:
                 self._ids.close(effect.key)
         return _line(["receive", now_ns, written, digest])
 
-    def planned(self, plan: TickPlan | None, now_ns: int, call: str = "plan") -> str:
-        """Write a plan down; `call` is `foresee` for one behind the plan in flight."""
+    def planned(self, plan: TickPlan | None, now_ns: int) -> str:
+        return _line(["plan", now_ns, self._plan(plan)])
+
+    def foreseen(self, plan: TickPlan) -> str:
+        """Write down the plan behind the one in flight, made while that runs."""
+        return _line(["foresee", self._plan(plan)])
+
+    def _plan(self, plan: TickPlan | None) -> str:
         if plan is not None:
             for lane in plan.frees:
                 self._lanes.pop(lane, None)
             for start in plan.starts:
                 self._lanes[start.lane] = start.spec.key
-        return _line([call, now_ns, self._digest.absorb(plan_shape(plan))])
+        return self._digest.absorb(plan_shape(plan))
 
     def pinned(self, place: int, *, pinned: bool) -> str:
         """`place` is the block's place among all names of the cache: names themselves are salted."""
@@ -120,7 +126,14 @@ class Recorder:
                 return ["step", *self._step(item)]
             case TickDone():
                 followed = [True] if item.is_followed else []
-                return ["tick", item.tick, item.outcome.value, item.steps, item.elapsed_ns, *followed]
+                return [
+                    "tick",
+                    item.tick,
+                    item.outcome.value,
+                    item.steps,
+                    item.elapsed_ns,
+                    *followed,
+                ]
             case Pressure():
                 return ["pressure", item.level.value]
             case Drain():
@@ -226,9 +239,10 @@ def _apply(scheduler: Scheduler, call: Any, digest: Digest) -> bool:
             return digest.absorb([effect_shape(each) for each in effects]) == expected
         case ["plan", int(now_ns), str(expected)]:
             return digest.absorb(plan_shape(scheduler.plan(now_ns))) == expected
-        case ["foresee", int(now_ns), str(expected)]:
-            foreseen = scheduler.foresee(now_ns)
-            return digest.absorb(plan_shape(foreseen and foreseen.plan)) == expected
+        case ["foresee", str(expected)]:
+            foreseen = scheduler.foresee()
+            plan = None if foreseen is None else foreseen.plan
+            return digest.absorb(plan_shape(plan)) == expected
         case ["pin", int(place), bool(pinned)]:
             return scheduler.pin_prefix(scheduler.prefix_names()[place], pinned=pinned)
         case ["end", str(expected)]:

@@ -52,15 +52,13 @@ class Foreseen:
         )
 
 
-def foresee(state: State, now_ns: int, *, cuts_are_free: bool) -> Foreseen | None:
+def foresee(state: State, *, cuts_are_free: bool) -> Foreseen | None:
     """Plan the tick behind the one in flight, if its last step runs and what follows is certain but for its ids."""
     flight = state.flight
     if flight is None or flight.steps + 1 != flight.rounds or not _is_calm(state, flight):
         return None
     state.column.write()
-    staying = [
-        each for each in flight.lanes.values() if each.context_limit - len(each.context) > 1
-    ]
+    staying = [each for each in flight.lanes.values() if each.context_limit - len(each.context) > 1]
     if not staying:
         return None
     target_ns = budgets.tick_target_ns(

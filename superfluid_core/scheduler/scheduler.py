@@ -98,12 +98,12 @@ class Scheduler:
             return planner.plan_drops(state)
         return None
 
-    def foresee(self, now_ns: int) -> Foreseen | None:
+    def foresee(self) -> Foreseen | None:
         """Plan the tick behind the one in flight while its last step runs; None unless nothing but its ids is uncertain.
 
         Whether the engine went on with it is told by the TickDone of the tick before; until then it is only a promise.
         """
-        return foresight.foresee(self._state, now_ns, cuts_are_free=self._cuts_are_free)
+        return foresight.foresee(self._state, cuts_are_free=self._cuts_are_free)
 
     def promote_to_decode(self, key: SessionKey, kv: int) -> bool:
         """Let a prefilling session decode whose KV was computed elsewhere and lies in its blocks: `kv` positions, all but the last.

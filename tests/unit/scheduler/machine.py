@@ -122,8 +122,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         step=st.sampled_from([5, 6, 8, 32]),
         budget=st.sampled_from([4, 16, 64]),
         watermark=st.sampled_from([0, 10]),
-        rules=_RULES_AND_HOST,
-        foresees=st.booleans(),
+        rules=st.tuples(_RULES_AND_HOST, st.booleans()),
     )
     def begin(
         self,
@@ -132,8 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         step: int,
         budget: int,
         watermark: int,
-        rules: Rules,
-        foresees: bool,
+        rules: tuple[Rules, bool],
     ) -> None:
         limits = SchedulerLimits(
             lanes=lanes,
@@ -145,7 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             starvation_ticks=4,
         )
         shape = PoolShape(4, blocks, 40, kv_bytes_per_token=1, host_copy_bytes_per_s=1e9)
-        self.rig = Rig(limits, shape, rules, foresees)
+        self.rig = Rig(limits, shape, *rules)
         self.number = 0
         self.refusals = 0
 

@@ -267,6 +267,7 @@ class Rig:
             self.engine.launch(plan)
             self.started.extend(start.spec.key.session for start in plan.starts)
             check_plan(self, plan)
+            self._foresee()
         return plan
 
     def step(self, fault: LaneFault | None = None) -> list[Effect] | None:
@@ -282,10 +283,13 @@ class Rig:
         if self._follow(done):
             return []
         effects = self.hear()
-        if self.foresees and self.foreseen is None:
-            self.foreseen = self.scheduler.foresee(self.now_ns)
-            check(self)
+        self._foresee()
         return effects
+
+    def _foresee(self) -> None:
+        if self.foresees and self.foreseen is None:
+            self.foreseen = self.scheduler.foresee()
+            check(self)
 
     def hear(self) -> list[Effect]:
         """Tell the scheduler what the engine has posted."""
