@@ -110,7 +110,13 @@ def test_blocks_are_taken_only_where_they_are_free(pool: int) -> None:
 def test_nothing_is_pushed_out_of_the_cache_for_a_promise() -> None:
     """A block that goes to the host is copied by the next plan made in full: nobody may write into it before."""
     shape = PoolShape(4, 20, 200, kv_bytes_per_token=1, host_copy_bytes_per_s=1e9)
-    rules = Rules(park=True, park_bytes=4 * 60, preempt_mode=PreemptMode.SWAP)
+    rules = Rules(
+        park=True,
+        park_bytes=4 * 60,
+        preempt_mode=PreemptMode.SWAP,
+        pressure_high_pct=100,
+        pressure_low_pct=99,
+    )
     rig = Rig(LIMITS, shape, rules, foresees=True)
     cache, inner = rig.state.accounts.cache, rig.scheduler.foresee
 
