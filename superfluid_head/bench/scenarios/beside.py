@@ -8,10 +8,11 @@ at a time. A server of others that does not come up is said and left out; ours h
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from superfluid_head.bench.scenarios.stage import served_name
 Say = Callable[[str], None]
 OUR_ENGINES = ("native", "llamacpp")
 WRITE_SECONDS = 300.0
-START_SECONDS = 600.0
+START_SECONDS = 1_200.0
 END_SECONDS = 30.0
 PEER_LANES = 8
 # its server keeps the engine in a process of its own, and eight prompts of 6,000 tokens need room
@@ -96,10 +97,12 @@ def _vllm(rig: Rig, stack: ExitStack, plan: Plan, python: str) -> str:
     command += ["--model", str(_folder(rig, plan)), "--served-model-name", "vllm"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--max-model-len", str(_window(plan)), "--max-num-seqs", str(PEER_LANES)]
-    child = rig.spawn_plain("vllm", command)
-    stack.callback(_end, child)
+    child = rig.spawn_plain("vllm", command, is_group=True)
     url = f"http://127.0.0.1:{port}"
-    _wait_healthy(rig, child, url)
+    with ExitStack() as ending:
+        ending.callback(_end, child)
+        _wait_healthy(rig, child, url)
+        stack.push(ending.pop_all())  # it serves: it ends with the others
     return url
 
 
@@ -143,9 +146,10 @@ def _wait_healthy(rig: Rig, child: Child, url: str) -> None:
 
 
 def _end(child: Child) -> None:
-    """Give a server that has processes of its own the time to end them."""
+    """Give a server the time to end its own processes, then end what is left of its group: while it starts it does not listen."""
     child.process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         child.process.wait(timeout=END_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.process.wait(timeout=END_SECONDS)

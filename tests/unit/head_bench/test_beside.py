@@ -113,6 +113,38 @@ def test_a_server_of_others_that_does_not_come_up_is_said_and_left_out(
     assert lines[1].startswith("vllm: left out: vllm does not serve")
 
 
+def has_ended(pid: int) -> bool:
+    """It is gone, or only its exit is left for somebody to read."""
+    try:
+        told = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return True
+    return told.rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_a_server_that_does_not_come_up_in_time_is_ended_before_the_others_play(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\ntrap '' TERM\nsleep 60 & echo $! ; wait; wait\n", encoding="utf-8"
+    )
+    python.chmod(0o700)
+    monkeypatch.setattr(beside, "_folder", lambda _rig, _plan: tmp_path)
+    monkeypatch.setattr(beside, "_window", lambda _plan: 4096)
+    monkeypatch.setattr(beside, "START_SECONDS", 1.0)
+    monkeypatch.setattr(beside, "END_SECONDS", 1.0)
+    with Rig() as rig, ExitStack() as stack:
+        with pytest.raises(RigError, match="vllm does not serve"):
+            beside._vllm(rig, stack, PLAN, str(python))
+        child = rig.named("vllm")
+        assert not child.is_running
+        grandchild = int(child.log_text())
+        while not has_ended(grandchild):
+            rig.sleep(0.01)
+
+
 def test_what_needs_its_own_processes_is_not_played_beside_others() -> None:
     with pytest.raises(RigError, match="it kills processes"):
         run_scenario(Alone, PLAN, lambda _line: None)
