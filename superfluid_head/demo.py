@@ -19,7 +19,7 @@ import click
 
 from superfluid_head.bench.report import median
 from superfluid_head.bench.rig import Rig, RigError, ended_by_signals
-from superfluid_head.bench.small_fleet import MOCK_FLAGS, SmallFleet, native_flags
+from superfluid_head.bench.small_fleet import MOCK_FLAGS, SmallFleet, real_flags
 
 QUESTION = "Write a short story about a lighthouse keeper who repairs the lamp during a storm."
 REQUEST_SECONDS = 180.0
@@ -163,7 +163,7 @@ def run_demo(fleet: SmallFleet, tokens: int) -> bool:
 )
 @click.option("--logs", is_flag=True, help="Show the logs of all processes at the end.")
 def main(mock: bool, model: str, tokens: int, dtype: str, logs: bool) -> None:  # noqa: FBT001 - click passes them by name
-    flags = MOCK_FLAGS if mock else native_flags(2, dtype)
+    flags = MOCK_FLAGS if mock else real_flags(2, dtype=dtype)
     with ended_by_signals(), Rig() as rig:
         try:
             started_ms = rig.now_ms()

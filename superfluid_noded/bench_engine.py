@@ -32,6 +32,7 @@ from superfluid_core.scheduler.scheduler import PoolShape, Scheduler
 from superfluid_core.session import SamplingParams, SessionKey, SessionSpec
 from superfluid_noded import bench_costs
 from superfluid_noded.bench_peers import SglangContender, VllmContender
+from superfluid_noded.bench_servers import llama_server
 from superfluid_noded.config import cache_dir, settle_threads
 
 STREAMS_MAX = 8
@@ -133,23 +134,10 @@ class LlamaServerContender:
 
     def __init__(self, files: ModelFiles, threads: int) -> None:
         import httpx
-        import xllamacpp
 
-        if files.kind != "gguf":
-            raise RuntimeError("llama-server reads GGUF files only")
-        params = xllamacpp.CommonParams()
-        params.model.path = str(files.path)
-        params.n_ctx = WINDOW * STREAMS_MAX
-        params.n_parallel = STREAMS_MAX
-        params.cpuparams.n_threads = threads
-        params.cpuparams_batch.n_threads = threads
-        params.n_gpu_layers = 0
-        params.hostnames = ["127.0.0.1"]
-        params.port = 0
-        params.cache_prompt = False
-        params.warmup = False
-        params.n_threads_http = STREAMS_MAX + 2
-        self._server = xllamacpp.Server(params)
+        self._server = llama_server(
+            files, threads=threads, lanes=STREAMS_MAX, window=WINDOW, keeps_prompts=False
+        )
         self._http = httpx.Client(
             base_url=self._server.listening_address, timeout=300, trust_env=False
         )

@@ -20,6 +20,7 @@ from superfluid_core.errors import ConfigError
 from superfluid_core.kv.blocks import PoolShape
 from superfluid_core.limits import MIB, SchedulerLimits
 from superfluid_core.logs import log
+from superfluid_core.scheduler.foresight import Foreseen
 from superfluid_core.scheduler.plan import Effect, Input, TickPlan
 from superfluid_core.scheduler.rules import Rules
 from superfluid_core.scheduler.scheduler import Scheduler
@@ -153,6 +154,13 @@ class RecordedScheduler(Scheduler):
         plan = super().plan(now_ns)
         self._file.add(lambda recorder: recorder.planned(plan, now_ns))
         return plan
+
+    def foresee(self) -> Foreseen | None:
+        foreseen = super().foresee()
+        if foreseen is not None:
+            plan = foreseen.plan
+            self._file.add(lambda recorder: recorder.foreseen(plan))
+        return foreseen
 
     def pin_prefix(self, name: bytes, *, pinned: bool) -> bool:
         if self._places is None:

@@ -72,6 +72,11 @@ class EmbeddingLine:
         """The engine thread has a pass."""
         return self._running is not None
 
+    @property
+    def is_empty(self) -> bool:
+        """No text runs or waits."""
+        return self._running is None and not self._waiting
+
     def add(self, text: Embedding) -> bool:
         """Take a text; False when the line is full."""
         if len(self._waiting) >= EMBEDDINGS_MAX:

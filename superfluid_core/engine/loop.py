@@ -2,7 +2,9 @@
 
 The scheduler is touched by the event loop alone and needs no lock. The engine thread takes a plan, posts `StepDone` and
 `TickDone` back (many posts, one wake-up of the loop) and reads one flag between steps. A plan is made the moment none is in
-flight and something changed; nothing polls while the node is idle. While sessions live, the scheduler also hears the time
+flight and something changed; nothing polls while the node is idle. While the last step of a tick runs,
+the plan behind it is left where the engine thread finds it (`_ahead`): if what came was foreseen, it goes on without waiting for
+the event loop. Whoever takes that plan out owns it, and the loop does so whenever something comes in. While sessions live, the scheduler also hears the time
 every `TIME_MS`, so that deadlines pass although a step is long. If the engine or the scheduler breaks, `run` raises and the
 process is to end: there is no state here that could be trusted afterwards.
 """
@@ -14,12 +16,14 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from superfluid_core.clock import MS, Clock
 from superfluid_core.engine.base import Engine
 from superfluid_core.engine.embedding import Embedder, Embedding, EmbeddingLine
 from superfluid_core.errors import EngineError
+from superfluid_core.scheduler.foresight import Foreseen
 from superfluid_core.scheduler.plan import (
     Accepted,
     Effect,
@@ -28,6 +32,7 @@ from superfluid_core.scheduler.plan import (
     Interrupt,
     StepDone,
     TickDone,
+    TickOutcome,
     TickPlan,
 )
 from superfluid_core.scheduler.scheduler import Scheduler
@@ -77,14 +82,17 @@ class EngineLoop:
         self._is_stopping = False
         self._ended = asyncio.Event()
         self._tick_in_flight: int | None = None
+        self._foreseen: tuple[TickPlan, int] | None = None
         self._live = 0
         self._failure: BaseException | None = None
         self._embeddings = EmbeddingLine()
         # shared with the engine thread
         self._plans: queue.SimpleQueue[TickPlan | Embedding | None] = queue.SimpleQueue()
+        self._ahead: deque[Foreseen] = deque(maxlen=1)
         self._inbox: deque[StepDone | TickDone | Embedding | BaseException] = deque()
         self._is_posted = False
         self._interrupt = threading.Event()
+        self._last_step: StepDone | None = None
         self.steps = 0
         self.step_started_ns = 0
 
@@ -100,6 +108,7 @@ class EngineLoop:
     def submit(self, *inputs: Input) -> None:
         """Give the scheduler its inputs (none: the time); their effects were delivered when this returns."""
         self._pending.extend(inputs)
+        self._ahead.clear()
         if self._is_delivering:
             return
         self._is_delivering = True
@@ -121,6 +130,7 @@ class EngineLoop:
         """Compute a text's vector between ticks; False when the line is full or this engine cannot embed."""
         if not isinstance(self._engine, Embedder) or not self._embeddings.add(text):
             return False
+        self._ahead.clear()
         self._wake.set()
         return True
 
@@ -170,6 +180,18 @@ class EngineLoop:
         if self._watch is not None:
             self._watch.planned(plan, self._clock.now_ns() - began_ns)
 
+    def _foresee(self) -> None:
+        """Leave the next plan ready for the engine thread, if it can be told by now."""
+        if self._ahead or self._tick_in_flight is None or self._is_stopping:
+            return
+        if not self._embeddings.is_empty:
+            return
+        began_ns = self._clock.now_ns()
+        foreseen = self._scheduler.foresee()
+        if foreseen is not None:
+            self._foreseen = foreseen.plan, self._clock.now_ns() - began_ns
+            self._ahead.append(foreseen)
+
     def _embed(self) -> None:
         """Put the next turn of a text behind the plan that was just made, if the engine thread has none."""
         was_busy = self.is_busy
@@ -214,6 +236,7 @@ class EngineLoop:
             if self._failure is None:
                 self._plan()
                 self._embed()
+                self._foresee()
         except Exception as error:  # noqa: BLE001 - kept, and raised by `run`
             self._failure = error
         self._wake.set()
@@ -221,9 +244,12 @@ class EngineLoop:
     def _note(self, item: StepDone | TickDone) -> None:
         if isinstance(item, TickDone):
             if item.tick == self._tick_in_flight:
-                self._tick_in_flight = None
+                self._tick_in_flight = item.tick + 1 if item.is_followed else None
             if self._watch is not None:
                 self._watch.ticked(item)
+                if item.is_followed:
+                    assert self._foreseen is not None, "nobody foresaw it"
+                    self._watch.planned(*self._foreseen)
         elif self._watch is not None:
             self._watch.stepped(item)
 
@@ -262,12 +288,34 @@ class EngineLoop:
                 self.step_started_ns = self._clock.now_ns()
                 if isinstance(work, Embedding):
                     self._embed_some(work)
-                else:
-                    self._post(self._engine.run(work, self._on_step, self._interrupt.is_set))
+                    continue
+                plan: TickPlan | None = work
+                while plan is not None:
+                    plan = self._run_plan(plan)
         except BaseException as error:  # noqa: BLE001 - the thread's outermost edge
             self._post(error)
         finally:
             self._call(self._ended.set)
+
+    def _run_plan(self, plan: TickPlan) -> TickPlan | None:
+        """Run one tick; returns the plan to go on with, of which the event loop is told with the tick's end."""
+        self._last_step = None
+        done = self._engine.run(plan, self._on_step, self._interrupt.is_set)
+        following = self._take_ahead(done)
+        if following is not None:
+            done = replace(done, is_followed=True)
+        self._post(done)
+        return following
+
+    def _take_ahead(self, done: TickDone) -> TickPlan | None:
+        try:
+            foreseen = self._ahead.pop()
+        except IndexError:
+            return None
+        step = self._last_step
+        if step is None or done.outcome is not TickOutcome.COMPLETE or self._interrupt.is_set():
+            return None
+        return foreseen.complete(step)
 
     def _embed_some(self, text: Embedding) -> None:
         assert isinstance(self._engine, Embedder)
@@ -279,6 +327,7 @@ class EngineLoop:
     def _on_step(self, done: StepDone) -> None:
         self.steps += 1
         self.step_started_ns = self._clock.now_ns()
+        self._last_step = done
         self._post(done)
 
     def _post(self, item: StepDone | TickDone | Embedding | BaseException) -> None:

@@ -90,12 +90,19 @@ class Recorder:
         return _line(["receive", now_ns, written, digest])
 
     def planned(self, plan: TickPlan | None, now_ns: int) -> str:
+        return _line(["plan", now_ns, self._plan(plan)])
+
+    def foreseen(self, plan: TickPlan) -> str:
+        """Write down the plan behind the one in flight, made while that runs."""
+        return _line(["foresee", self._plan(plan)])
+
+    def _plan(self, plan: TickPlan | None) -> str:
         if plan is not None:
             for lane in plan.frees:
                 self._lanes.pop(lane, None)
             for start in plan.starts:
                 self._lanes[start.lane] = start.spec.key
-        return _line(["plan", now_ns, self._digest.absorb(plan_shape(plan))])
+        return self._digest.absorb(plan_shape(plan))
 
     def pinned(self, place: int, *, pinned: bool) -> str:
         """`place` is the block's place among all names of the cache: names themselves are salted."""
@@ -118,7 +125,15 @@ class Recorder:
             case StepDone():
                 return ["step", *self._step(item)]
             case TickDone():
-                return ["tick", item.tick, item.outcome.value, item.steps, item.elapsed_ns]
+                followed = [True] if item.is_followed else []
+                return [
+                    "tick",
+                    item.tick,
+                    item.outcome.value,
+                    item.steps,
+                    item.elapsed_ns,
+                    *followed,
+                ]
             case Pressure():
                 return ["pressure", item.level.value]
             case Drain():
@@ -224,6 +239,10 @@ def _apply(scheduler: Scheduler, call: Any, digest: Digest) -> bool:
             return digest.absorb([effect_shape(each) for each in effects]) == expected
         case ["plan", int(now_ns), str(expected)]:
             return digest.absorb(plan_shape(scheduler.plan(now_ns))) == expected
+        case ["foresee", str(expected)]:
+            foreseen = scheduler.foresee()
+            plan = None if foreseen is None else foreseen.plan
+            return digest.absorb(plan_shape(plan)) == expected
         case ["pin", int(place), bool(pinned)]:
             return scheduler.pin_prefix(scheduler.prefix_names()[place], pinned=pinned)
         case ["end", str(expected)]:
@@ -248,8 +267,8 @@ def _input(written: Sequence[Any]) -> Input:
             done = [(lane, count) for lane, count in prefilled]
             failed = [LaneFault(lane, ErrorCode(code), text) for lane, code, text in faults]
             return StepDone(tick, step, lanes, ids, done, tokens, elapsed_ns, faults=failed)
-        case ["tick", int(tick), str(outcome), int(steps), int(elapsed_ns)]:
-            return TickDone(tick, TickOutcome(outcome), steps, elapsed_ns)
+        case ["tick", int(tick), str(outcome), int(steps), int(elapsed_ns), *followed]:
+            return TickDone(tick, TickOutcome(outcome), steps, elapsed_ns, bool(followed))
         case ["pressure", str(level)]:
             return Pressure(PressureLevel(level))
         case ["drain" | "undrain" as word]:

@@ -66,6 +66,11 @@ class ParkStore:
         return len(self._prefixes)
 
     @property
+    def has_moves(self) -> bool:
+        """Whether the next plan is to carry moves."""
+        return bool(self._drops or self._outs or self._ins)
+
+    @property
     def has_drops(self) -> bool:
         return bool(self._drops)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import compress
 
 from superfluid_core.errors import ErrorCode
+from superfluid_core.scheduler.foresight import settle
 from superfluid_core.scheduler.plan import (
     Effect,
     Emits,
@@ -35,6 +36,7 @@ def commit_step(state: State, step: StepDone, now_ns: int) -> list[Effect]:
     for fault in step.faults:
         _commit_fault(state, flight, fault, effects)
     decoded = _commit_tokens(state, flight, step, effects)
+    flight.steps += 1
     state.counters.steps += 1
     state.counters.output_tokens += decoded
     state.rates.on_step(len(step.lanes), prefilled, step.elapsed_ns)
@@ -56,9 +58,10 @@ def commit_tick(state: State, done: TickDone) -> list[Effect]:
     state.counters.refused_plans += is_refused
     # a refused plan of drops alone is not made again at once: they wait for lanes, or for the host's next word
     state.drops_wait = is_refused and not flight.plan.lanes
+    effects = settle(state, done, was_interrupted=flight.is_interrupted)
     if not is_refused or state.drops_wait:
         state.refusals = 0
-        return []
+        return effects
     return _on_refusal(state, flight)
 
 

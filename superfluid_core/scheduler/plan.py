@@ -95,13 +95,15 @@ class TickOutcome(StrEnum):
 class TickDone:
     """The plan is no longer in flight. What was not reported by a StepDone did not happen.
 
-    The plan's moves and copies of KV did happen, with or without a step, unless it was refused.
+    The plan's moves and copies of KV did happen, with or without a step, unless it was refused. `is_followed`: the engine went on
+    with the plan that was foreseen behind this one, so that is in flight now.
     """
 
     tick: int
     outcome: TickOutcome
     steps: int
     elapsed_ns: int
+    is_followed: bool = False
 
 
 class PressureLevel(StrEnum):

@@ -73,13 +73,13 @@ def plan(state: State, now_ns: int, *, cuts_are_free: bool) -> TickPlan | None:
     if not state.lanes.busy:
         return None
     members = _members(state)
-    is_open = _is_open(state, is_solo=members.is_solo)
-    cap = budgets.prefill_cap(state.limits, state.rates, is_open=is_open)
+    is_short = is_open(state, is_solo=members.is_solo)
+    cap = budgets.prefill_cap(state.limits, state.rates, is_open=is_short)
     members = _one_pass(state, members)
     chunks = _chunks(state, members, cap, now_ns) if members.waiting else []
     cap = _whole_prompts(state, members, chunks, cap)
     work = _Work(members.decoding, _shares(members, chunks, cap))
-    target_ns = budgets.tick_target_ns(state.limits, is_open=is_open, cuts_are_free=cuts_are_free)
+    target_ns = budgets.tick_target_ns(state.limits, is_open=is_short, cuts_are_free=cuts_are_free)
     return _launch(state, work, _rounds(state, work, target_ns), cap, is_solo=members.is_solo)
 
 
@@ -136,7 +136,7 @@ def _one_pass(state: State, members: _Members) -> _Members:
     return members._replace(waiting=[])
 
 
-def _is_open(state: State, *, is_solo: bool) -> bool:
+def is_open(state: State, *, is_solo: bool) -> bool:
     """Tell whether somebody could come in at the end of this tick: then it is short."""
     if not state.admits:
         return not state.rates.step_ns(len(state.lanes.decoding))
@@ -301,7 +301,7 @@ def _launch(
         flight = everybody.copy()
     else:
         flight = {session.lane: session for session in work.decoding}
-    columns, tables = _grant_decoding(state, work.decoding, rounds, list(flight))
+    columns, tables = grant_decoding(state, work.decoding, rounds, list(flight))
     prompts: list[LanePlan] = []
     for share in work.prompts:
         session = share.session
@@ -320,7 +320,8 @@ def _launch(
         park_drop=drops,
         batch_invariant=is_solo,
     )
-    state.flight = Flight(made, flight, sum([share.chunk for share in work.prompts]))
+    steps = 0 if prompts else max(columns[3])
+    state.flight = Flight(made, flight, sum([share.chunk for share in work.prompts]), rounds=steps)
     state.counters.ticks += 1
     state.counters.prefill_budget_tokens = cap.tokens
     granted = sum(columns[3]) + sum([each.grant for each in prompts])
@@ -328,12 +329,15 @@ def _launch(
     return made
 
 
-def _grant_decoding(
-    state: State, decoding: list[Session], rounds: int, lanes: list[int]
+def grant_decoding(
+    state: State, decoding: list[Session], rounds: int, lanes: list[int], ahead: int = 0
 ) -> tuple[_Columns, list[tuple[int, ...]]]:
-    """Plan every decoding lane, the hot loop of a tick: the columns of `LanePlans`, and the block tables."""
+    """Plan every decoding lane, the hot loop of a tick: the columns of `LanePlans`, and the block tables.
+
+    `ahead` ids more will be in every context when the plan begins.
+    """
     accounts = state.accounts
-    lengths = [len(session.context) for session in decoding]
+    lengths = [len(session.context) + ahead for session in decoding]
     lefts = [
         session.context_limit - length for session, length in zip(decoding, lengths, strict=True)
     ]

@@ -14,9 +14,10 @@ from superfluid_core.errors import ErrorCode
 from superfluid_core.kv.blocks import PoolShape
 from superfluid_core.kv.prefix import PrefixChanges
 from superfluid_core.limits import SchedulerLimits
-from superfluid_core.scheduler import gates, planner
+from superfluid_core.scheduler import foresight, gates, planner
 from superfluid_core.scheduler.admission import URGENT
 from superfluid_core.scheduler.commit import commit_step, commit_tick
+from superfluid_core.scheduler.foresight import Foreseen
 from superfluid_core.scheduler.plan import (
     Accepted,
     Cancel,
@@ -96,6 +97,13 @@ class Scheduler:
         if state.accounts.park.has_drops and not state.drops_wait:
             return planner.plan_drops(state)
         return None
+
+    def foresee(self) -> Foreseen | None:
+        """Plan the tick behind the one in flight while its last step runs; None unless nothing but its ids is uncertain.
+
+        Whether the engine went on with it is told by the TickDone of the tick before; until then it is only a promise.
+        """
+        return foresight.foresee(self._state, cuts_are_free=self._cuts_are_free)
 
     def promote_to_decode(self, key: SessionKey, kv: int) -> bool:
         """Let a prefilling session decode whose KV was computed elsewhere and lies in its blocks: `kv` positions, all but the last.

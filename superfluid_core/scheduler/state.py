@@ -41,12 +41,17 @@ _STALE_MAX = 8
 
 @dataclass(slots=True)
 class Flight:
-    """The plan that the engine runs now; `lanes` are the sessions that it was made for and that have not left since."""
+    """The plan that the engine runs now; `lanes` are the sessions that it was made for and that have not left since.
+
+    `rounds` counts its steps when none of its lanes has a prompt to compute, else it is 0; `steps` counts those that were committed.
+    """
 
     plan: TickPlan
     lanes: dict[int, Session]
     prompt_tokens: int = 0
     is_interrupted: bool = False
+    rounds: int = 0
+    steps: int = 0
 
 
 class State:
@@ -76,6 +81,7 @@ class State:
         self.tenants = TenantMeters()
         self.sessions: dict[SessionKey, Session] = {}
         self.flight: Flight | None = None
+        self.foreseen: Flight | None = None
         self.draining = False
         self.tick = 0
         self.now_ns = 0

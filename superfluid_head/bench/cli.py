@@ -47,11 +47,15 @@ def serve(url: str, model: str, concurrency: tuple[int, ...], **numbers: int) ->
 @click.option("--key-file", metavar="FILE", help="API key of that server.")
 @click.option("--rounds", type=click.IntRange(1), help="Counted rounds.  [default: the scenario's]")
 @click.option("--streams", type=click.IntRange(1), help="Requests at once.  [default: its own]")
-@click.option("--engine", type=click.Choice(["mock", "native"]), help="Of our nodes.")
+@click.option("--engine", type=click.Choice(["mock", "native", "llamacpp"]), help="Of our nodes.")
 @click.option("--dtype", default="auto", show_default=True, help="Of the native engine.")
 @click.option("--batch-invariant", is_flag=True, help="Ask for lanes that tick alone.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--peer-venv", metavar="DIR", help="Environment with other routers, for `overhead`.")
+@click.option(
+    "--beside", "is_beside", is_flag=True, help="In turns: both our engines, llama-server, vLLM."
+)
+@click.option("--vllm-python", metavar="FILE", help="For --beside: a Python that has vLLM.")
 @click.option("--quick", "is_quick", is_flag=True, help="Small sizes, the same bars.")
 @click.option("--json", "is_json", is_flag=True, help="JSON lines only, no table.")
 def scenario(name: str, key_file: str | None, is_json: bool, **plan: Any) -> None:  # noqa: FBT001 - click passes it by name
@@ -65,11 +69,15 @@ def scenario(name: str, key_file: str | None, is_json: bool, **plan: Any) -> Non
     if name == "list":
         click.echo(listing())
         return
+    chosen = Plan(api_key=client_key(key_file), **plan)
+    if chosen.is_beside and (chosen.base_url or chosen.engine):
+        raise click.UsageError("--beside starts its servers: leave --base-url and --engine out")
+    if chosen.vllm_python and not chosen.is_beside:
+        raise click.UsageError("--vllm-python belongs to --beside")
     try:
         kind = scenario_named(name)
     except KeyError:
         raise click.UsageError(f"there is no scenario {name[:40]!r}; see `list`") from None
-    chosen = Plan(api_key=client_key(key_file), **plan)
     try:
         with ended_by_signals():
             is_passed = run_scenario(kind, chosen, click.echo, is_json=is_json)

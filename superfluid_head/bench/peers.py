@@ -21,7 +21,7 @@ def start_peers(rig: Rig, venv: Path, backend: str, model: str) -> list[tuple[st
     """Start whatever is there; gives name, process, URL. Raises RigError when one does not come up."""
     found: list[tuple[str, Child, str]] = []
     for name in ("vllm_router", "sglang_router", "litellm"):
-        port = _free_port()
+        port = free_port()
         command = _command(rig, venv, name, port, backend, model)
         if command is None:
             continue
@@ -57,11 +57,12 @@ def _command(
     if not program.exists():
         return None
     words = ["--host", "127.0.0.1", "--port", str(port), "--worker-urls", backend]
-    words += ["--prometheus-port", str(_free_port())]
+    words += ["--prometheus-port", str(free_port())]
     return [str(program), *command, *words, "--policy", "round_robin", "--log-level", "error"]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Find a TCP port of loopback that nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as one:
         return int(one.getsockname()[1])
 

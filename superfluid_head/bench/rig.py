@@ -133,17 +133,24 @@ class Rig:
         ready_file = self.folder / f"{self._starts}-{name}.ready"
         return self._start(name, [*command, "--ready-file", str(ready_file)], ready_file)
 
-    def spawn_plain(self, name: str, command: Sequence[str]) -> Child:
-        """Start somebody else's program, which knows no ready file; whoever starts it asks it whether it is there."""
-        self._starts += 1
-        return self._start(name, command, self.folder / f"{self._starts}-{name}.ready")
+    def spawn_plain(self, name: str, command: Sequence[str], *, is_group: bool = False) -> Child:
+        """Start somebody else's program, which knows no ready file; whoever starts it asks it whether it is there.
 
-    def _start(self, name: str, command: Sequence[str], ready_file: Path) -> Child:
+        With `is_group` it and its own children are a process group by its id.
+        """
+        self._starts += 1
+        ready_file = self.folder / f"{self._starts}-{name}.ready"
+        return self._start(name, command, ready_file, is_group=is_group)
+
+    def _start(
+        self, name: str, command: Sequence[str], ready_file: Path, *, is_group: bool = False
+    ) -> Child:
         log = ready_file.with_suffix(".log")
         with log.open("wb") as out:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
+                start_new_session=is_group,
             )  # fmt: skip
         child = Child(name, process, log, ready_file)
         self.children.append(child)

@@ -149,7 +149,7 @@ def ask_json(url: str, api_key: str | None = None) -> Any:
         raise RigError(f"{url}: {error}") from None
 
 
-def native_flags(nodes: int, dtype: str = "auto") -> tuple[str, ...]:
-    """Choose the real engine, the machine's cores shared fairly by the nodes on it."""
+def real_flags(nodes: int, engine: str = "native", dtype: str = "auto") -> tuple[str, ...]:
+    """Choose a real engine, the machine's cores shared fairly by the nodes on it."""
     threads = max(1, (os.cpu_count() or 1) // nodes)
-    return ("--engine", "native", "--threads", str(threads), "--dtype", dtype)
+    return ("--engine", engine, "--threads", str(threads), "--dtype", dtype)

@@ -21,7 +21,7 @@ from superfluid_head.bench.load import chat_body, closed_loop, http_client
 from superfluid_head.bench.prose import prose
 from superfluid_head.bench.report import table
 from superfluid_head.bench.rig import Child, Rig, ended_by_signals
-from superfluid_head.bench.small_fleet import SmallFleet, native_flags
+from superfluid_head.bench.small_fleet import SmallFleet, real_flags
 
 BAR_MIB = 16.0
 SETTLED_SHARE = 5
@@ -77,7 +77,7 @@ def run(requests: int, streams: int) -> bool:
     before, sizes = Sizes(), Sizes()
     began_ns = CLOCK.now_ns()
     with Rig() as rig:
-        flags = (*native_flags(1), "--model", "demo", "--kv-memory", POOL)
+        flags = (*real_flags(1), "--model", "demo", "--kv-memory", POOL)
         fleet = SmallFleet(rig, flags, "demo", 1)
         watched = (fleet.head, fleet.node("node-0"))
         for first in range(0, requests, CALLS_A_TURN):

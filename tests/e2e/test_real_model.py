@@ -14,7 +14,7 @@ import pytest
 
 from superfluid_core.modelfiles.resolve import ModelFiles, resolve
 from superfluid_head.bench.rig import Rig
-from superfluid_head.bench.small_fleet import SmallFleet, native_flags
+from superfluid_head.bench.small_fleet import SmallFleet, real_flags
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 CHATS = 100
@@ -24,7 +24,7 @@ TOKENS_MAX = 12
 @pytest.fixture(scope="module")
 def native_fleet() -> Iterator[SmallFleet]:
     with Rig() as made:
-        yield SmallFleet(made, (*native_flags(2), "--model", "demo"), "demo")
+        yield SmallFleet(made, (*real_flags(2), "--model", "demo"), "demo")
 
 
 def messages(number: int) -> list[Any]:

@@ -107,6 +107,7 @@ class AgentsAndChat(Scenario):
         return {
             "chat_ttft_ms": ttft_ms,
             "idle_ttft_ms": idle_ms,
+            "chat_over_idle": ttft_ms / idle_ms,
             "step_ms": step_ms,
             "over_bound_ms": max(0.0, ttft_ms - bound_ms),
             "chat_failed": not busy.is_complete,

@@ -33,6 +33,8 @@ class Plan:
     base_url: str | None = None
     api_key: str | None = None
     peer_venv: str | None = None
+    is_beside: bool = False
+    vllm_python: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

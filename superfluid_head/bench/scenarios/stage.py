@@ -19,7 +19,7 @@ from superfluid_core.clock import MS, Clock, SystemClock
 from superfluid_head.bench.load import Answer, chat, http_client
 from superfluid_head.bench.rig import Child, Rig, RigError
 from superfluid_head.bench.scenarios.base import Plan
-from superfluid_head.bench.small_fleet import Shape, SmallFleet, native_flags, wait_linked
+from superfluid_head.bench.small_fleet import Shape, SmallFleet, real_flags, wait_linked
 
 QOS = "x-superfluid-qos"
 INVARIANT = "x-superfluid-batch-invariant"
@@ -50,7 +50,7 @@ def engine_flags(
     if engine == "mock":
         kind: tuple[str, ...] = ("--engine", "mock", "--mock-rates", rates, "--mock-eos", "0")
     else:
-        kind = native_flags(nodes, plan.dtype)
+        kind = real_flags(nodes, engine, plan.dtype)
     return (*kind, "--model", plan.model, *flags)
 
 

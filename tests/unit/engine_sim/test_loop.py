@@ -26,6 +26,7 @@ from superfluid_core.scheduler.plan import (
     Finish,
     Interrupt,
     Progress,
+    StepDone,
     Submit,
     TickDone,
     TickPlan,
@@ -241,6 +242,78 @@ class Handover(queue.SimpleQueue[Any]):
         if item is not None:
             self.ages_ns.append(CLOCK.now_ns() - self.loop.step_started_ns)
         super().put(item, *rest, **more)
+
+
+class Watching:
+    """Counts plans and the ticks that went on with a foreseen one."""
+
+    def __init__(self) -> None:
+        self.plans: list[int] = []
+        self.followed: list[int] = []
+
+    def planned(self, plan: TickPlan, elapsed_ns: int) -> None:
+        assert elapsed_ns >= 0
+        self.plans.append(plan.tick)
+
+    def stepped(self, done: StepDone) -> None: ...
+
+    def ticked(self, done: TickDone) -> None:
+        if done.is_followed:
+            self.followed.append(done.tick)
+
+
+def test_a_steady_batch_goes_on_from_tick_to_tick_without_the_event_loop() -> None:
+    watching = Watching()
+
+    def rig_of() -> Rig:
+        rig = Rig(decode_rate=200.0)
+        rig.loop._watch = watching
+        return rig
+
+    async def body(rig: Rig) -> None:
+        for number in (1, 2):
+            submit(rig, number, f"prompt {number}", max_output=200, stop_ids=frozenset())
+        await rig.until(lambda: len(watching.followed) >= 3)
+        await rig.until(lambda: rig.finish(1) is not None and rig.finish(2) is not None)
+
+    rig = run(rig_of, body)
+    for number in (1, 2):
+        spec = spec_of(f"prompt {number}", stop_ids=frozenset())
+        assert rig.ids(number) == Bench(eos_probability=0.0).prefill([spec], 200)[0]
+    assert watching.plans == sorted(set(watching.plans)), "every tick is told once"
+    assert {tick + 1 for tick in watching.followed} <= set(watching.plans)
+
+
+def test_whoever_comes_is_served_although_the_engine_has_its_next_plan() -> None:
+    """Newcomers, cancels and texts of embeddings come at any place of a tick, foreseen plans are taken all the while."""
+    watching = Watching()
+    vectors: list[object] = []
+
+    def rig_of() -> Rig:
+        rig = Rig(decode_rate=1000.0)
+        rig.loop._watch = watching
+        return rig
+
+    async def body(rig: Rig) -> None:
+        submit(rig, 1, "long", max_output=3000, stop_ids=frozenset())
+        await rig.until(lambda: len(watching.followed) >= 1)
+        for number in range(2, 22):
+            submit(rig, number, f"prompt {number}", max_output=1 + number % 7)
+            if number % 5 == 0:
+                assert rig.loop.embed(Embedding((1, 2), "mean", vectors.append))
+            await rig.until(lambda number=number: len(rig.ids(number)) > 0)  # type: ignore[misc]
+            if number % 3 == 0:
+                rig.loop.submit(Cancel(SessionKey("h", number)))
+            await rig.until(lambda number=number: rig.finish(number) is not None)  # type: ignore[misc]
+        rig.loop.submit(Cancel(SessionKey("h", 1)))
+        await rig.until(lambda: rig.finish(1) is not None)
+        while len(vectors) < 4:  # noqa: ASYNC110 - told by a callback
+            await asyncio.sleep(0.01)
+
+    rig = run(rig_of, body)
+    by_hand = Bench(eos_probability=0.0).prefill([spec_of("long", stop_ids=frozenset())], 3000)[0]
+    said = rig.ids(1)
+    assert said == by_hand[: len(said)]
 
 
 def test_an_engine_that_idled_is_not_taken_for_a_hung_one_when_work_comes() -> None:

@@ -225,3 +225,23 @@ def test_the_command_line_replays_a_recording_and_tells_where_another_decision_w
     other = CliRunner().invoke(command, ["simulate", "replay", str(file)])
     assert other.exit_code == 1
     assert "decides otherwise" in other.output
+
+
+def test_plans_that_were_foreseen_and_gone_on_with_are_made_again_in_a_replay(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "inputs.jsonl"
+
+    async def body(rig: NodeRig) -> None:
+        head = await rig.link()
+        for session in (1, 2):
+            head.open(session, max_output=400 + 100 * session)
+        await head.until(lambda: all(head.is_finished(session) for session in (1, 2)))
+
+    check(body, flags={"record": str(file)}, decode_rate=400.0)
+    lines = file.read_text().splitlines()
+    outcome = replay(lines)
+    assert (outcome.diverged_at, outcome.is_whole) == (None, True)
+    assert any(line.startswith('["foresee"') for line in lines)
+    calls = [json.loads(line) for line in lines if line.startswith('["receive"')]
+    assert any(item[0] == "tick" and len(item) > 5 for call in calls for item in call[2])

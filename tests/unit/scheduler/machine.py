@@ -122,10 +122,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         step=st.sampled_from([5, 6, 8, 32]),
         budget=st.sampled_from([4, 16, 64]),
         watermark=st.sampled_from([0, 10]),
-        rules=_RULES_AND_HOST,
+        rules=st.tuples(_RULES_AND_HOST, st.booleans()),
     )
     def begin(
-        self, lanes: int, blocks: int, step: int, budget: int, watermark: int, rules: Rules
+        self,
+        lanes: int,
+        blocks: int,
+        step: int,
+        budget: int,
+        watermark: int,
+        rules: tuple[Rules, bool],
     ) -> None:
         limits = SchedulerLimits(
             lanes=lanes,
@@ -137,7 +143,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             starvation_ticks=4,
         )
         shape = PoolShape(4, blocks, 40, kv_bytes_per_token=1, host_copy_bytes_per_s=1e9)
-        self.rig = Rig(limits, shape, rules)
+        self.rig = Rig(limits, shape, *rules)
         self.number = 0
         self.refusals = 0
 

@@ -10,6 +10,7 @@ from zlib import crc32
 
 from superfluid_core.engine.compose import StepComposer
 from superfluid_core.limits import SchedulerLimits
+from superfluid_core.scheduler.foresight import Foreseen
 from superfluid_core.scheduler.plan import (
     Accepted,
     Effect,
@@ -210,6 +211,7 @@ class Rig:
         limits: SchedulerLimits | None = None,
         shape: PoolShape | None = None,
         rules: Rules | None = None,
+        foresees: bool = False,
         **more: object,
     ) -> None:
         self.shape = shape or PoolShape(block_tokens=4, blocks=64, window=200)
@@ -230,6 +232,12 @@ class Rig:
         self.log: list[Effect | Emit] = []
         self.must_stop = False
         self.started: list[int] = []
+        self.foresees = foresees
+        self.foreseen: Foreseen | None = None
+        # what the engine has posted and the scheduler has not heard, and the tick that the loop believes in flight
+        self.unheard: list[Input] = []
+        self.in_flight: int | None = None
+        self.followed = 0
 
     # --- driving ----------------------------------------------------------------------------------
 
@@ -237,6 +245,9 @@ class Rig:
         for each in inputs:
             if isinstance(each, Submit) and each.spec.key not in self.specs:
                 self.specs[each.spec.key] = each.spec
+            if isinstance(each, TickDone):
+                self.foreseen = None
+                self.in_flight = each.tick + 1 if each.is_followed else None
         effects = self.scheduler.receive(inputs, self.now_ns)
         for effect in effects:
             for row in effect if isinstance(effect, Emits) else (effect,):
@@ -252,19 +263,57 @@ class Rig:
         check(self)
         if plan is not None:
             self.must_stop = False
+            self.in_flight = plan.tick
             self.engine.launch(plan)
             self.started.extend(start.spec.key.session for start in plan.starts)
             check_plan(self, plan)
+            self._foresee()
         return plan
 
     def step(self, fault: LaneFault | None = None) -> list[Effect] | None:
+        plan = self.engine.plan
+        assert plan is not None
+        if plan.tick % 2:
+            self.hear()
         done = self.engine.step(fault)
         if done is None:
             return None
         self.now_ns += done.elapsed_ns
-        return self.give(done)
+        self.unheard.append(done)
+        if self._follow(done):
+            return []
+        effects = self.hear()
+        self._foresee()
+        return effects
+
+    def _foresee(self) -> None:
+        if self.foresees and self.foreseen is None:
+            self.foreseen = self.scheduler.foresee()
+            check(self)
+
+    def hear(self) -> list[Effect]:
+        """Tell the scheduler what the engine has posted."""
+        posted, self.unheard = self.unheard, []
+        return self.give(*posted) if posted else []
+
+    def _follow(self, done: StepDone) -> bool:
+        """Have the engine go on with what was foreseen, before the scheduler hears of the tick's end: in between anything may come."""
+        engine, foreseen = self.engine, self.foreseen
+        if foreseen is None or self.must_stop or engine.begin().next_step() is not None:
+            return False
+        self.foreseen = None
+        plan = foreseen.complete(done)
+        if plan is None:
+            return False
+        self.followed += 1
+        self.unheard.append(TickDone(done.tick, TickOutcome.COMPLETE, engine.steps, 0, True))
+        engine.plan = None
+        engine.launch(plan)
+        check_plan(self, plan)
+        return True
 
     def end(self, outcome: TickOutcome = TickOutcome.COMPLETE) -> list[Effect]:
+        self.hear()
         plan = self.engine.plan
         assert plan is not None
         if outcome is not TickOutcome.REFUSED:
@@ -325,8 +374,8 @@ class Rig:
         self.log.append(effect)
         if isinstance(effect, Interrupt):
             assert self.engine.plan is not None
-            assert effect.tick == self.engine.plan.tick
-            self.must_stop = True
+            assert effect.tick in (self.engine.plan.tick, self.engine.plan.tick - self.foresees)
+            self.must_stop = self.must_stop or effect.tick == self.in_flight
             return
         assert effect.key not in self.finished, f"{effect} after the end"
         match effect:
