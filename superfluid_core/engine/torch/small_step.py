@@ -83,7 +83,7 @@ class SmallStep:
         self._head_dim = decoder.config.head_dim
         self._kept: list[object] = [weights, decoder, pool]
         self._weight_bytes = weight_bytes(weights)
-        self._model = self._describe(decoder, weights, pool)
+        self.model = self._describe(decoder, weights, pool)
         self._spans = 0
         self._step = Step(threads=ops.threads)
         self._make_room(decoder)
@@ -112,7 +112,7 @@ class SmallStep:
         step.tokens, step.samples, step.blocks_width = batch.tokens, samples, blocks.shape[1]
         step.rows.room = rows_of_blocks(batch.tokens)
         step.logits = logits.data_ptr()
-        self._ops.step(self._model, step, self._phases)
+        self._ops.step(self.model, step, self._phases)
         return logits
 
     def _describe(self, decoder: Decoder, weights: QuantizedWeights, pool: KvPool) -> Model:
