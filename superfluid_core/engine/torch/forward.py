@@ -34,7 +34,7 @@ from superfluid_core.engine.torch.models import Decoder
 from superfluid_core.engine.torch.native.build import NoNativeError, is_built, library
 from superfluid_core.engine.torch.native.ops import NativeOps, fits, load_native
 from superfluid_core.engine.torch.quantized import QuantizedWeights
-from superfluid_core.engine.torch.small_step import SmallStep
+from superfluid_core.engine.torch.small_step import ROWS_MAX, SmallStep
 
 Say = Callable[[str], None]
 
@@ -84,7 +84,9 @@ class Forward:
 
     def bytes_read(self, rows: int) -> int | None:
         """Bytes of quantized weights that a step of so many rows reads; None when it reads the plain ones."""
-        return None if self.small is None else self.small.bytes_read(rows)
+        if self.small is None or (self.large is None and rows > ROWS_MAX):
+            return None
+        return self.small.weight_bytes
 
 
 class Surrounding(NamedTuple):
