@@ -68,6 +68,7 @@ class NativeContender:
         device: str = "auto",
         cache: Path | None = None,
         lanes: int | None = None,
+        weights: str = "auto",
     ) -> None:
         settle_threads()
         import torch
@@ -77,7 +78,12 @@ class NativeContender:
         is_wide = device != "cpu" and torch.cuda.is_available()
         lanes = lanes or (STREAMS_MAX_CUDA if is_wide else STREAMS_MAX)
         options = TorchOptions(
-            device=device, lanes=lanes, window=WINDOW, threads=threads or None, cache_dir=cache
+            device=device,
+            lanes=lanes,
+            window=WINDOW,
+            threads=threads or None,
+            weights=weights,
+            cache_dir=cache,
         )
         self.engine = build_torch_engine(files, options)
         info = self.engine.describe()

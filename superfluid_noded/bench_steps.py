@@ -1,8 +1,9 @@
 """`superfluid bench engine`: what steps of the native engine take, bare and served, beside their floor and beside others.
 
 All contenders live in this one process and take turns, measure by measure and round by round, so that a busy moment of the machine
-falls on all of them; medians count. `native` is the engine as a node runs it, `torch-ops` the same without compiled ops
-and quantized steps, `llama-server` the one of the xllamacpp wheel where that is installed.
+falls on all of them; medians count. `native` is the engine as a node runs it, `parts` the same over dequantized weights: compiled
+parts between torch's products, which is the nearest that `torch-ops`, without compiled ops and quantized steps, can be held against.
+`llama-server` is the one of the xllamacpp wheel where that is installed.
 
     floor   the larger of two times: reading the step's weights at the measured bandwidth, its multiplications at the measured rate
     bare    the forward pass alone    served   a whole step: plan, forward, sampling, the scheduler's account
@@ -40,6 +41,8 @@ from superfluid_noded.config import cache_dir, settle_threads
 LANES = (1, 8, 16)
 PROMPTS = (128, 512)
 TOKENS = 48
+# name, whether anything is compiled and kept, weights
+NATIVES = (("native", True, "auto"), ("parts", True, "dequantized"), ("torch-ops", False, "auto"))
 PROBE_BYTES = 256 << 20
 PROBE_ROUNDS = 5
 PROBE_SIDE = 2048
@@ -171,6 +174,8 @@ def summary(found: Figures, floor_ms: dict[str, float]) -> list[dict[str, Any]]:
         for name, rates in by_name.items():
             served = median(rates)
             row = {"measure": label, "name": name, "tok_s": served, "native_ratio": ours / served}
+            if name == "torch-ops" and "parts" in by_name:
+                row["over_parts"] = served / median(by_name["parts"])
             bare = found.bare_ms.get(label, {}).get(name)
             if bare is not None:
                 bare_ms = median(bare)
@@ -186,10 +191,10 @@ def summary(found: Figures, floor_ms: dict[str, float]) -> list[dict[str, Any]]:
 
 def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     """Draw the summary for people."""
-    out = [f"{'':28}{'tok/s':>8}{'ours/it':>9}{'bare ms':>9}{'served/bare':>13}{'floor ms':>10}{'x floor':>9}"]  # fmt: skip
+    out = [f"{'':28}{'tok/s':>8}{'ours/it':>9}{'bare ms':>9}{'served/bare':>13}{'floor ms':>10}{'x floor':>9}{'it/parts':>10}"]  # fmt: skip
     for row in rows:
         cells = [f"{row['measure']}: {row['name']}".ljust(28)]
-        widths = {"tok_s": 8, "native_ratio": 9, "bare_ms": 9, "served_over_bare": 13, "floor_ms": 10, "over_floor": 9}  # fmt: skip
+        widths = {"tok_s": 8, "native_ratio": 9, "bare_ms": 9, "served_over_bare": 13, "floor_ms": 10, "over_floor": 9, "over_parts": 10}  # fmt: skip
         for key, width in widths.items():
             value = row.get(key)
             shown = "-" if value is None else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
@@ -203,9 +208,10 @@ def measure(files: ModelFiles, threads: int, repeats: int, *, alone: bool, say: 
     settle_threads()
     loaded_s = {}
     natives = {}
-    for name, cache in (("native", cache_dir(None)), ("torch-ops", None)):
+    for name, cache, weights in NATIVES:
         began_ns = CLOCK.now_ns()
-        natives[name] = NativeContender(files, threads, "cpu", cache, max(LANES))
+        own = cache_dir(None) if cache else None
+        natives[name] = NativeContender(files, threads, "cpu", own, max(LANES), weights)
         loaded_s[name] = (CLOCK.now_ns() - began_ns) / SECOND
         say(f"{name}: {natives[name].about}, loaded in {loaded_s[name]:.1f} s")
     others: dict[str, Contender] = {}

@@ -3,6 +3,7 @@
 Owns the choice. All of them read the same pool and weights:
 
     small   few rows, on a CPU with a C++ compiler, of a file that is quantized: one compiled call (small_step.py)
+    large   more rows of the same file, where the CPU multiplies bf16 by AMX: one compiled call too (large_step.py)
     native  the same machine, any other step: oneDNN's products, compiled parts between them (NativeDecoder)
     plain   torch alone, everywhere: what the others are tested against
 
@@ -28,11 +29,12 @@ from superfluid_core.engine.torch.attention.cpu import CpuAttention
 from superfluid_core.engine.torch.batch import Batch
 from superfluid_core.engine.torch.capabilities import compiled_gap
 from superfluid_core.engine.torch.kvcache import KvPool
+from superfluid_core.engine.torch.large_step import LargeStep, fits_large
 from superfluid_core.engine.torch.models import Decoder
 from superfluid_core.engine.torch.native.build import NoNativeError, is_built, library
 from superfluid_core.engine.torch.native.ops import NativeOps, fits, load_native
 from superfluid_core.engine.torch.quantized import QuantizedWeights
-from superfluid_core.engine.torch.small_step import SmallStep
+from superfluid_core.engine.torch.small_step import ROWS_MAX, SmallStep
 
 Say = Callable[[str], None]
 
@@ -69,17 +71,22 @@ class Forward:
     decoder: Decoder
     attention: AttentionBackend
     small: SmallStep | None = None
+    large: LargeStep | None = None
     about: str = "torch ops"
 
     def __call__(self, batch: Batch) -> Tensor:
         """One step; float32 logits [sampled rows, vocabulary]. Mutates the KV slots that the batch names."""
         if self.small is not None and self.small.takes(batch):
             return self.small.forward(batch)
+        if self.large is not None:
+            return self.large.forward(batch)
         return self.decoder.forward(batch, self.attention)
 
     def bytes_read(self, rows: int) -> int | None:
         """Bytes of quantized weights that a step of so many rows reads; None when it reads the plain ones."""
-        return None if self.small is None else self.small.bytes_read(rows)
+        if self.small is None or (self.large is None and rows > ROWS_MAX):
+            return None
+        return self.small.weight_bytes
 
 
 class Surrounding(NamedTuple):
@@ -130,6 +137,10 @@ def make_compiled(
     attention = CpuAttention(pool, shape, ops, decoder.config.norm_eps)
     native = NativeDecoder(decoder, ops)
     if quantized is None:
-        return Forward(native, attention, None, "C++ ops")
+        return Forward(native, attention, about="C++ ops")
     small = SmallStep(ops, decoder, quantized, pool)
-    return Forward(native, attention, small, "C++ ops, quantized small steps")
+    about = "C++ ops, quantized small steps"
+    if not fits_large(decoder.config, pool.shape, ops):
+        return Forward(native, attention, small, about=about)
+    large = LargeStep(ops, decoder.config, small)
+    return Forward(native, attention, small, large, f"{about}, large ones by AMX")

@@ -82,8 +82,8 @@ class SmallStep:
         self._heads = decoder.config.heads
         self._head_dim = decoder.config.head_dim
         self._kept: list[object] = [weights, decoder, pool]
-        self._weight_bytes = weight_bytes(weights)
-        self._model = self._describe(decoder, weights, pool)
+        self.weight_bytes = weight_bytes(weights)
+        self.model = self._describe(decoder, weights, pool)
         self._spans = 0
         self._step = Step(threads=ops.threads)
         self._make_room(decoder)
@@ -91,10 +91,6 @@ class SmallStep:
     def takes(self, batch: Batch) -> bool:
         """Whether a step is small enough."""
         return batch.tokens <= ROWS_MAX
-
-    def bytes_read(self, rows: int) -> int | None:
-        """Bytes of weights that a step of so many rows reads here; None for more rows than it takes."""
-        return self._weight_bytes if rows <= ROWS_MAX else None
 
     def forward(self, batch: Batch) -> Tensor:
         """One step; float32 logits [sampled rows, vocabulary]."""
@@ -112,7 +108,7 @@ class SmallStep:
         step.tokens, step.samples, step.blocks_width = batch.tokens, samples, blocks.shape[1]
         step.rows.room = rows_of_blocks(batch.tokens)
         step.logits = logits.data_ptr()
-        self._ops.step(self._model, step, self._phases)
+        self._ops.step(self.model, step, self._phases)
         return logits
 
     def _describe(self, decoder: Decoder, weights: QuantizedWeights, pool: KvPool) -> Model:

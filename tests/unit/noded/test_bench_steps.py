@@ -22,8 +22,33 @@ def test_the_summary_holds_medians_and_the_ratios_of_the_bars() -> None:
     assert ours["over_floor"] == 2
     assert peer == {"measure": "decode 8", "name": "llama-server", "tok_s": 45, "native_ratio": 2}
     drawn = lines([ours, peer])
-    assert drawn[1].split() == ["decode", "8:", "native", "90.00", "1.00", "80.00", "1.11", "40.00", "2.00"]  # fmt: skip
-    assert drawn[2].split() == ["decode", "8:", "llama-server", "45.00", "2.00", "-", "-", "-", "-"]
+    assert drawn[1].split() == ["decode", "8:", "native", "90.00", "1.00", "80.00", "1.11", "40.00", "2.00", "-"]  # fmt: skip
+    assert drawn[2].split() == [
+        "decode",
+        "8:",
+        "llama-server",
+        "45.00",
+        "2.00",
+        "-",
+        "-",
+        "-",
+        "-",
+        "-",
+    ]
+
+
+def test_plain_torch_is_held_against_the_compiled_parts() -> None:
+    found = Figures()
+    for name, rates in {
+        "native": (90.0,),
+        "parts": (40.0, 60.0),
+        "torch-ops": (20.0, 30.0),
+    }.items():
+        for rate in rates:
+            found.add(found.tok_s, "prefill 512", name, rate)
+    rows = summary(found, {})
+    assert [row.get("over_parts") for row in rows] == [None, None, 0.5]
+    assert lines(rows)[3].split()[-1] == "0.50"
 
 
 def test_the_cache_lies_where_it_is_told_or_with_the_users_other_caches(

@@ -1,6 +1,6 @@
 // What Python calls, by C linkage and raw addresses: four parts of a layer for bf16 or float32 rows, a product with a quantized
-// matrix, and a whole step. Sizes are checked by the caller.
-#include "step.h"
+// matrix, and whole steps. Sizes are checked by the caller.
+#include "large.h"
 
 template <class Work>
 static void in_parallel(int threads, int64_t count, Work work) {
@@ -81,7 +81,7 @@ static void attend_rows(const Attend& a, const Heads& heads) {
 }
 
 extern "C" {
-int superfluid_ops_version() { return 1; }
+int superfluid_ops_version() { return 2; }
 
 void superfluid_add_norm(int is_float, void* x, const void* delta, const void* weight, void* out, int rows, int width,
                          float eps, int threads) {
@@ -123,10 +123,7 @@ void superfluid_product(const Matrix* matrix, const Rows* rows, float* out, int 
 }
 
 void superfluid_step(const Model* model, const Step* step, int phases) {
-  for (int i = 0; i < phases; i++) {
-    step->phases[i].next.store(0, std::memory_order_relaxed);
-    step->phases[i].done.store(0, std::memory_order_relaxed);
-  }
+  begin_again(step->phases, phases);
 #pragma omp parallel num_threads(step->threads) if (step->threads > 1)
   {
     const Member member{step->phases};
@@ -136,4 +133,19 @@ void superfluid_step(const Model* model, const Step* step, int phases) {
       Pass<bf16>{*model, *step, member}.all();
   }
 }
+#if defined(HAS_HALF_TILES)
+int64_t superfluid_large_room() { return has_tiles ? sizeof(ChunkRoom) : 0; }
+
+void superfluid_large(const Model* model, const Large* step, int phases) {
+  begin_again(step->phases, phases);
+#pragma omp parallel num_threads(step->threads) if (step->threads > 1)
+  {
+    const int mine = omp_get_thread_num();
+    LargePass{*model, *step, Member{step->phases}, step->panels + mine * step->panel_values, step->chunks[mine]}.all();
+  }
+}
+#else
+int64_t superfluid_large_room() { return 0; }
+void superfluid_large(const Model*, const void*, int) {}
+#endif
 }

@@ -7,7 +7,7 @@ not in every call: the calls are made hundreds of times a step. All calls releas
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, byref, c_float, c_int, c_void_p
+from ctypes import POINTER, byref, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from superfluid_core.engine.torch.native.build import NoNativeError, library
 from superfluid_core.engine.torch.native.structs import (
     Attend,
     Heads,
+    Large,
     Matrix,
     Model,
     Rows,
@@ -28,7 +29,7 @@ from superfluid_core.engine.torch.native.structs import (
 )
 from superfluid_core.modelfiles.config import ModelConfig
 
-VERSION = 1
+VERSION = 2
 LANES_OF_VECTOR = 16
 HEAD_DIM_MAX = 256
 GROUP_MAX = 16
@@ -43,11 +44,12 @@ _CALLS: dict[str, tuple[object, ...]] = {
     "superfluid_quantize": (c_void_p, POINTER(Rows), c_int, c_int),
     "superfluid_product": (POINTER(Matrix), POINTER(Rows), c_void_p, c_int),
     "superfluid_step": (POINTER(Model), POINTER(Step), c_int),
+    "superfluid_large": (POINTER(Model), POINTER(Large), c_int),
 }
 
 
 class NativeOps:
-    """The library's calls. `threads` is how many a call may use."""
+    """The library's calls. `threads` is how many a call may use, `large_room` the bytes that each needs for a large step; 0: there are none."""
 
     def __init__(self, path: Path, threads: int) -> None:
         try:
@@ -56,6 +58,8 @@ class NativeOps:
             for name, types in _CALLS.items():
                 call = getattr(self._library, name)
                 call.argtypes, call.restype = types, None
+            self._library.superfluid_large_room.restype = c_int64
+            self.large_room = int(self._library.superfluid_large_room())
         except (OSError, AttributeError) as error:
             raise NoNativeError(f"the built library cannot be loaded: {error}") from None
         if version != VERSION:
@@ -105,6 +109,9 @@ class NativeOps:
 
     def step(self, model: Model, step: Step, phases: int) -> None:
         self._library.superfluid_step(byref(model), byref(step), phases)
+
+    def large_step(self, model: Model, step: Large, phases: int) -> None:
+        self._library.superfluid_large(byref(model), byref(step), phases)
 
 
 def heads_of(config: ModelConfig, block_tokens: int) -> Heads:

@@ -33,6 +33,13 @@ struct Step {
   float* logits;
 };
 
+static inline void embed(const Model& m, int64_t id, float* x) {
+  if (m.embedding_is_float)
+    copy_row((const float*)m.embedding + id * m.hidden, x, m.hidden);
+  else
+    copy_row((const bf16*)m.embedding + id * m.hidden, x, m.hidden);
+}
+
 static const int SPAN = 512;  // positions that one task of attention reads at most
 
 template <class K>
@@ -97,13 +104,6 @@ struct Pass {
     quantize_row(normed, s.rows, row, m.hidden);
   }
 
-  void embed(int64_t id, float* x) {
-    if (m.embedding_is_float)
-      copy_row((const float*)m.embedding + id * m.hidden, x, m.hidden);
-    else
-      copy_row((const bf16*)m.embedding + id * m.hidden, x, m.hidden);
-  }
-
   int spans_of(int token) const {
     const int64_t at = s.positions[token];
     return int(at - first_seen(at, m.heads)) / SPAN + 1;
@@ -151,7 +151,7 @@ struct Pass {
   void layer(const Layer& layer, bool is_first) {
     team.run(s.tokens, [&](int token) {
       float* x = s.x + int64_t(token) * m.hidden;
-      if (is_first) embed(s.ids[token], x);
+      if (is_first) embed(m, s.ids[token], x);
       norm_and_quantize(x, layer.attention_norm, token);
     });
     product(layer.qkv, s.tokens, s.qkv, false);

@@ -151,3 +151,32 @@ class Step(ctypes.Structure):
         ("phases", c_void_p),
         ("logits", c_void_p),
     )
+
+
+class Large(ctypes.Structure):
+    """One step of many rows: what is fed, and the room that it needs."""
+
+    _fields_ = (
+        ("ids", c_void_p),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("sampled", c_void_p),
+        ("blocks", c_void_p),
+        ("parts", c_void_p),
+        ("tokens", c_int32),
+        ("samples", c_int32),
+        ("blocks_width", c_int32),
+        ("threads", c_int32),
+        ("parts_count", c_int32),
+        ("unused", c_int32),
+        ("panel_values", c_int64),
+        ("x", c_void_p),
+        ("qkv", c_void_p),
+        ("normed", c_void_p),
+        ("mixed", c_void_p),
+        ("wide", c_void_p),
+        ("panels", c_void_p),
+        ("chunks", c_void_p),
+        ("phases", c_void_p),
+        ("logits", c_void_p),
+    )

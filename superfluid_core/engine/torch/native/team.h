@@ -16,6 +16,13 @@ struct alignas(128) Phase {
   std::atomic<int32_t> next, done;
 };
 
+static inline void begin_again(Phase* phases, int count) {
+  for (int i = 0; i < count; i++) {
+    phases[i].next.store(0, std::memory_order_relaxed);
+    phases[i].done.store(0, std::memory_order_relaxed);
+  }
+}
+
 // What one thread holds of the phases; every thread runs the same sequence of `run`.
 struct Member {
   Phase* phase;

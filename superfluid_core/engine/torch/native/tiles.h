@@ -10,6 +10,9 @@
 #if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AVX512VNNI__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define HAS_HALF_TILES 1  // large.h
+#endif
 
 // A process asks once for the tiles' registers.
 static const bool has_tiles = syscall(SYS_arch_prctl, 0x1023L, 18L) == 0;
