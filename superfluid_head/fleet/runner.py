@@ -378,6 +378,8 @@ class Runner:
         ticket.tenant, ticket.tokens = request.tenant, len(request.prompt)
         ticket.expected = self._desk.expected(request)
         self.pump()
+        if generation.session not in self.room:
+            return  # placed, as nearly all are at once
         ticket.has_waited = True
         pace_ns = self.pace.ns or self._desk.pace_ns(request)
         known_ns = pace_ns or PACE_MS_UNKNOWN * MS
