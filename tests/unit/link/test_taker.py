@@ -33,7 +33,8 @@ def test_a_taker_is_given_what_comes_while_somebody_waits_and_the_rest_keeps_its
             await until(lambda: head.bytes_in > before)
             assert taken == [], "nobody waited for it"
             assert await head.receive() == row(1, 1)
-            asyncio.get_running_loop().call_soon(lambda: [node.send(row(n, n)) for n in (2, 3, 4)])
+            for number in (2, 3, 4):
+                asyncio.get_running_loop().call_soon(node.send, row(number, number))
             assert await head.receive() == row(3, 3), "what is not taken is received"
             assert await head.receive() == row(4, 4), "what comes behind it waits behind it"
             assert taken == [row(2, 2)]
