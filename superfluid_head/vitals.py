@@ -173,10 +173,14 @@ class Vitals:
 
     def delivered(self, now_ns: int, elapsed_s: float, node: str | None, count: int) -> None:
         """Note both of a delivery that is not the first."""
-        slot = self._at(now_ns)
+        slot = self._slots[-1] if now_ns < self._ends_ns else self._at(now_ns)
         slot.gaps.add(elapsed_s * 1_000)
-        name = node if node in slot.tokens else self._bounded(node or OTHERS)
-        slot.tokens[name] = slot.tokens.get(name, 0) + count
+        tokens = slot.tokens
+        if node is not None and node in tokens:
+            tokens[node] += count
+        else:
+            name = self._bounded(node or OTHERS)
+            tokens[name] = tokens.get(name, 0) + count
 
     def moved(self, now_ns: int) -> None:
         self._at(now_ns).moves += 1

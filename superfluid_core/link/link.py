@@ -37,6 +37,7 @@ WRITE_HIGH_BYTES = 64 * 1024
 WRITE_LOW_BYTES = 16 * 1024
 CLOSE_GRACE_S = 1.0
 BROKEN = "the connection broke"
+Taker = Callable[[Message], bool]
 SLOW_PEER = "slow peer: it does not read what is sent"
 
 
@@ -76,6 +77,7 @@ class Link:
         self.on_backlog: Callable[[], None] = lambda: None
         self._inbox = Inbox()
         self._waiter: asyncio.Future[None] | None = None
+        self._taker: Taker | None = None
         self._is_writable = True
         self._is_reading = True
         self._reason: str | None = None
@@ -178,6 +180,13 @@ class Link:
         if not self._is_reading and self._inbox.has_room:
             self._resume_reading()
         return message
+
+    def offer(self, taker: Taker) -> None:
+        """Have what comes while `receive` waits given to `taker` at once; what that does not take, `receive` returns.
+
+        So no turn of the loop stands between the transport and who listens. What `taker` raises, `receive` raises.
+        """
+        self._taker = taker
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         while True:
@@ -330,11 +339,24 @@ class Link:
             return
         elif isinstance(message, Goaway):
             self._farewell = message.reason
+        if self._is_taken(message):
+            return
         self._inbox.push(message)
         if self._is_reading and self._inbox.is_full and self._transport is not None:
             self._is_reading = False
             self._transport.pause_reading()
         self._wake()
+
+    def _is_taken(self, message: Message) -> bool:
+        """Give it away, if somebody waits and nothing is before it."""
+        waiter, taker = self._waiter, self._taker
+        if taker is None or waiter is None or waiter.done() or self._inbox:
+            return False
+        try:
+            return taker(message)
+        except Exception as error:  # noqa: BLE001  # the consumer's, raised where it waits
+            waiter.set_exception(error)
+            return True
 
     def _is_closed(self) -> bool:
         return self._reason is not None

@@ -323,7 +323,7 @@ def _without_first_space(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 def _byte_level_bytes(text: str) -> bytes:
     """Turn the byte alphabet into bytes; a token with other characters is literal text."""
     try:
-        return bytes([BYTE_OF_CHARACTER[character] for character in text])
+        return bytes(map(BYTE_OF_CHARACTER.__getitem__, text))
     except KeyError:
         return text.encode()
 

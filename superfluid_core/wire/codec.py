@@ -120,7 +120,9 @@ def estimate_bytes(message: Message) -> int:
     """About what the message takes on the wire; cheap, for bounding a queue."""
     match message:
         case Tokens(rows):
-            return sum(64 + 4 * len(row.ids) + 280 * len(row.logprobs) for row in rows)
+            return 64 * len(rows) + sum(
+                [4 * len(row.ids) + 280 * len(row.logprobs) for row in rows]
+            )
         case Open():
             grammar = 0 if message.grammar is None else len(message.grammar.text)
             return 2048 + 4 * (len(message.prompt) + len(message.delivered)) + grammar

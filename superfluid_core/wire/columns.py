@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from struct import Struct
 from typing import Any, Protocol, overload
 
 from superfluid_core.session import FinishReason, Grammar, GrammarKind, TokenLogprobs
@@ -29,6 +30,8 @@ from superfluid_core.wire.messages import TokenRow
 from superfluid_core.wire.packed import judge_f64, pack_f64, pack_u32, unpack_f64, unpack_u32
 
 HASH_BYTES = 16
+ID_BYTES = 4
+_ONE_ID = Struct("<I").unpack_from
 LOGPROB_MIN = -9999.0
 """What a log-probability of nothing (-inf) is sent as: JSON has no infinities either."""
 
@@ -47,6 +50,15 @@ class Cursor:
         piece = self._blob[self._at : end]
         self._at = end
         return piece
+
+    def take_ids(self, count: int) -> tuple[int, ...]:
+        """Take so many ids; a single one, as most rows have, without a view of it."""
+        at = self._at
+        if count == 1 and at + ID_BYTES <= len(self._blob):
+            self._at = at + ID_BYTES
+            found: tuple[int] = _ONE_ID(self._blob, at)
+            return found
+        return unpack_u32(self.take(ID_BYTES * count))
 
     def finish(self) -> None:
         if self._at != len(self._blob):
@@ -248,20 +260,18 @@ _ROW: tuple[Kind, ...] = (
 _ROW_KIND = Row(_ROW)
 
 
-_PLAIN_END = [None, None, None]
-
-
 def _is_plain(mark: Any) -> bool:
     """Whether a mark is one of nothing but ids, as nearly all are: what _ROW_KIND says of those, in one look."""
+    if type(mark) is not list or len(mark) != 7:
+        return False
+    session, epoch, first, count, finish, stop_id, tops = mark
     return (
-        type(mark) is list
-        and len(mark) == 7
-        and mark[4:] == _PLAIN_END
-        and type(mark[0]) is type(mark[1]) is type(mark[2]) is type(mark[3]) is int
-        and 0 < mark[0] <= U64_MAX
-        and 0 <= mark[1] <= U32_MAX
-        and 0 <= mark[2] <= U32_MAX
-        and 0 <= mark[3] <= U32_MAX
+        finish is stop_id is tops is None
+        and type(session) is type(epoch) is type(first) is type(count) is int
+        and 0 < session <= U64_MAX
+        and 0 <= epoch <= U32_MAX
+        and 0 <= first <= U32_MAX
+        and 0 <= count <= U32_MAX
     )
 
 
@@ -275,11 +285,16 @@ class TokenRows:
     def read(self, mark: Any, blob: Cursor) -> tuple[TokenRow, ...]:
         if type(mark) is not list or not 1 <= len(mark) <= self.rows_max:
             raise BreachError(f"is not an array of 1 to {self.rows_max}")
-        return tuple([self._read_row(item, blob) for item in mark])
+        return tuple(
+            [
+                TokenRow(item[0], item[1], item[2], blob.take_ids(item[3]))
+                if _is_plain(item)
+                else self._read_row(item, blob)
+                for item in mark
+            ]
+        )
 
     def _read_row(self, mark: Any, blob: Cursor) -> TokenRow:
-        if _is_plain(mark):
-            return TokenRow(mark[0], mark[1], mark[2], unpack_u32(blob.take(4 * mark[3])))
         session, epoch, first, count, finish, stop_id, tops = _ROW_KIND.read(mark)
         ids = unpack_u32(blob.take(4 * count))
         logprobs: Sequence[TokenLogprobs] = ()

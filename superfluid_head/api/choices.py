@@ -190,25 +190,37 @@ class _Choice:
             teller.tell(text)
         return True
 
-    def _read(self, event: TokensEvent) -> list[Text]:
-        """Turn ids into text, and end the generation where a stop string does."""
+    def _read(self, event: TokensEvent) -> Sequence[Text]:
+        """Turn ids into text; now and then it is timed."""
+        if not self._meter.is_due():
+            return self._plain(event.ids) if self._channel.is_bare else self._parsed(event)
+        clock = self._stage.clock
+        began_ns = clock.now_ns()
+        texts = self._plain(event.ids) if self._channel.is_bare else self._parsed(event)
+        self._meter.detokenized((clock.now_ns() - began_ns) / SECOND)
+        return texts
+
+    def _plain(self, ids: tuple[int, ...]) -> Sequence[Text]:
+        """Do it for a bare channel, in which nothing ends the output."""
+        channel = self._channel
+        words = channel.read(ids)
+        if not words:
+            self._unsent += ids
+            return ()
+        if self._unsent:
+            ids = (*self._unsent, *ids)
+            self._unsent.clear()
+        self._sent += len(ids)
+        return (Text(self._index, Delta(words), channel.count, ids),)
+
+    def _parsed(self, event: TokensEvent) -> Sequence[Text]:
+        """Do it for all others, and end the generation where a stop string does."""
         self._unsent += event.ids
-        deltas = self._push(event)
+        deltas = self._channel.push(event.ids, event.logprobs if self._logprobs_asked else None)
         stop = self._channel.stop
         if stop is not None and self._door is not None:
             self._door.stop(stop.count)
         return self._texts(deltas)
-
-    def _push(self, event: TokensEvent) -> Sequence[Delta]:
-        """Turn ids into deltas; now and then it is timed."""
-        logprobs = event.logprobs if self._logprobs_asked else None
-        if not self._meter.is_due():
-            return self._channel.push(event.ids, logprobs)
-        clock = self._stage.clock
-        began_ns = clock.now_ns()
-        deltas = self._channel.push(event.ids, logprobs)
-        self._meter.detokenized((clock.now_ns() - began_ns) / SECOND)
-        return deltas
 
     def _stop(self) -> Delta | None:
         """Return the delta in which a stop string ended the output."""

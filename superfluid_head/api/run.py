@@ -182,22 +182,24 @@ class Tally:
         return usage
 
 
-@dataclass(frozen=True, slots=True)
 class ShortWay:
     """A Teller into a stream: `told` makes the events of some text, or nothing."""
 
-    stream: EventStream
-    note: Callable[[Text], None]
-    told: Callable[[Text], bytes]
+    __slots__ = ("_note", "_told", "_write", "is_ready")
 
-    def is_ready(self) -> bool:
-        return self.stream.is_ready()
+    def __init__(
+        self, stream: EventStream, note: Callable[[Text], None], told: Callable[[Text], bytes]
+    ) -> None:
+        self.is_ready = stream.is_ready
+        self._write = stream.write
+        self._note = note
+        self._told = told
 
     def tell(self, text: Text) -> None:
-        self.note(text)
-        data = self.told(text)
+        self._note(text)
+        data = self._told(text)
         if data:
-            self.stream.write(data)
+            self._write(data)
 
 
 class Run:
@@ -213,7 +215,10 @@ class Run:
 
     def note(self, happened: ChoiceEvent) -> None:
         tally = self.tally
-        tally.note(happened, tally.first_ns or self.head.clock.now_ns())
+        if type(happened) is Text and tally.first_ns and tally.thoughts is None:
+            tally.counts[happened.choice] = happened.count
+        else:
+            tally.note(happened, tally.first_ns or self.head.clock.now_ns())
 
     def usage(self) -> dict[str, Any]:
         return self.tally.usage(self.prepared.prompt_tokens)

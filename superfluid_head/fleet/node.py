@@ -10,6 +10,7 @@ After a cut, the next link tells whether the process died. It knows nothing of g
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from superfluid_core.link.dial import DialError, dial
 from superfluid_core.link.heartbeat import Verdict
@@ -257,6 +258,7 @@ class FleetNode(NodeState):
             await self._close(standing.link, "the head stops")
 
     async def _read(self, standing: Standing) -> None:
+        standing.link.offer(partial(self._is_taken, standing))
         while True:
             try:
                 message = await standing.link.receive()
@@ -267,6 +269,13 @@ class FleetNode(NodeState):
             if standing.loss is not None:
                 return
             self._on_message(standing, message)
+
+    def _is_taken(self, standing: Standing, message: Message) -> bool:
+        """Take what comes at once, while the link counts."""
+        if standing.loss is not None:
+            return False
+        self._on_message(standing, message)
+        return True
 
     def _on_message(self, standing: Standing, message: Message) -> None:
         match message:

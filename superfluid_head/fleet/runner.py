@@ -366,18 +366,18 @@ class Runner:
 
     def _wait(self, generation: Generation, wanted: t.Place) -> None:
         """Queue, and place at once whoever can be: a newcomer does not overtake those who wait."""
-        now_ns = self._clock.now_ns()
-        waiting = generation.waiting
+        waiting, request = generation.waiting, generation.request
         waiting.place = wanted
-        waiting.enter(now_ns)
+        waiting.enter(self._clock.now_ns())
         is_accepted = wanted.is_move or generation.machine.journal.epoch > 1
-        request = generation.request
         ticket = self.room.enter(
             generation.session, generation.qos, waiting.since_ns, is_move=is_accepted
         )
         ticket.tenant, ticket.tokens = request.tenant, len(request.prompt)
         ticket.expected = self._desk.expected(request)
         self.pump()
+        if generation.session not in self.room:
+            return  # placed, as nearly all are at once
         ticket.has_waited = True
         pace_ns = self.pace.ns or self._desk.pace_ns(request)
         known_ns = pace_ns or PACE_MS_UNKNOWN * MS

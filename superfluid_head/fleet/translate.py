@@ -93,6 +93,8 @@ def with_deadlines(message: Open, journal: Journal, now_ns: int) -> Open:
     """Add what is left until the request's deadlines; one that has had a lane is not bound by that for its start."""
     request = journal.request
     start_by_ns = None if journal.has_started else request.start_by_ns
+    if request.deadline_ns is None and start_by_ns is None:
+        return message
     return replace(
         message,
         deadline_ms=_left_ms(request.deadline_ns, now_ns),

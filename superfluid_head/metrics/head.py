@@ -103,12 +103,12 @@ class _Counts:
 class Meter:
     """One choice's durations: its histograms, found once."""
 
-    __slots__ = ("_detokenize", "_e2e", "_ended", "_gaps", "_looks", "_ttft")
+    __slots__ = ("_detokenize", "_e2e", "_ended", "_looks", "_ttft", "next_tokens")
 
     def __init__(self, metrics: HeadMetrics, model: str, qos: QosClass) -> None:
         made, name = metrics.durations, metrics.model(model)
         self._ttft = made.ttft.of(name, qos.label)
-        self._gaps = made.itl.of(name, qos.label)
+        self.next_tokens = made.itl.of(name, qos.label).observe
         self._e2e = made.e2e.of(name, qos.label)
         self._detokenize = made.detokenize.of()
         self._ended: Callable[[str], None] = lambda finish: metrics.counts.generations.labels(
@@ -118,9 +118,6 @@ class Meter:
 
     def first_token(self, elapsed_s: float) -> None:
         self._ttft.observe(elapsed_s)
-
-    def next_tokens(self, elapsed_s: float) -> None:
-        self._gaps.observe(elapsed_s)
 
     def is_due(self) -> bool:
         """Say whether to time this delivery's way to text."""

@@ -108,7 +108,8 @@ class Channel:
         self._reader = reader
         self._stretch: _Stretch | None = None
         self._ending_ids = frozenset() if options.include_stop else options.stop_ids
-        self._is_bare = reader is None and not options.stops and not options.keep_tokens
+        self.is_bare = reader is None and not options.stops and not options.keep_tokens
+        """Whether nothing is matched, read or kept: then `read` may be called instead of `push`."""
         self._builder = DeltaBuilder(self._drain, trims=reader is not None)
         self._hidden = HiddenSpans()
         self._marks: deque[Mark] = deque()
@@ -130,8 +131,9 @@ class Channel:
         self, ids: Sequence[int], logprobs: Sequence[TokenLogprobs] | None = None
     ) -> tuple[Delta, ...]:
         """Take ids in order; returns the deltas that they made certain, none while text is held back."""
-        if self._is_bare:
-            return self._pass(ids)
+        if self.is_bare:
+            text = self.read(ids)
+            return (Delta(text),) if text else ()
         for token, measured in zip(ids, logprobs or repeat(None), strict=False):
             if self.is_stopped:
                 break
@@ -153,11 +155,15 @@ class Channel:
         rest = self._builder.rest() + self._drain(EVERYTHING)
         return (*made[:-1], replace(made[-1], tokens=made[-1].tokens + rest))
 
-    def _pass(self, ids: Sequence[int]) -> tuple[Delta, ...]:
-        """Decode and deliver: nothing is matched, read or kept. Most answers come this way."""
-        shown: list[str] = []
+    def read(self, ids: Sequence[int]) -> str:
+        """Decode ids of a bare channel: all that there is to do. Most answers come this way."""
         detokenizer, ends = self._detokenizer, self._ending_ids
         self.count += len(ids)
+        if len(ids) == 1 and ids[0] not in ends and ids[0] not in detokenizer.special_ids:
+            text = detokenizer.decode(ids[0])
+            self._known += len(text)
+            return text
+        shown: list[str] = []
         for token in ids:
             if token not in ends and token not in detokenizer.special_ids:
                 text = detokenizer.decode(token)
@@ -169,8 +175,7 @@ class Channel:
                 self._known += len(piece.text)
                 if piece.is_shown:
                     shown.append(piece.text)
-        text = "".join(shown)
-        return (Delta(text),) if text else ()
+        return "".join(shown)
 
     def _take(self, token: int, logprobs: TokenLogprobs | None) -> None:
         """Decode one id, keep its mark, and pass its text on."""

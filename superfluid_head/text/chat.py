@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from superfluid_core.clock import MS, SystemClock
 from superfluid_core.errors import CapacityError, ErrorCode, InvalidRequestError
 from superfluid_core.grammar.compiler import Vocabulary, vocabulary_of
 from superfluid_core.grammar.sources import source_of
@@ -38,6 +39,11 @@ WAITING_BYTES_MAX = 64 * 1_024 * 1_024
 WAIT_MS = 30_000
 TOKENS_AT_ONCE = 2_048
 COUNTED_CHARS_MAX = 1 << 18
+AT_ONCE_BYTES_MAX = 2_048
+AT_ONCE_MESSAGES_MAX = 16
+AT_ONCE_NS_MAX = 5 * MS
+"""A short conversation is rendered and tokenized on the event loop if the last one took no longer: a thread costs as much."""
+PLAIN_MEMBERS = frozenset({"role", "content"})
 """Characters of a text whose bytes are counted, and not taken to be at least as many."""
 
 T = TypeVar("T")
@@ -56,6 +62,16 @@ class Conversation:
     def bytes(self) -> int:
         """Bytes of all text that the caller sent (a lower bound of what is rendered)."""
         return _text_bytes(self.messages) + _text_bytes(self.tools or ())
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a handful of texts, and there is nothing else that a template could work on."""
+        if self.tools or self.kwargs or len(self.messages) > AT_ONCE_MESSAGES_MAX:
+            return False
+        return all(
+            PLAIN_MEMBERS.issuperset(message) and isinstance(message.get("content"), str)
+            for message in self.messages
+        )
 
 
 def _text_bytes(value: Any) -> int:
@@ -213,7 +229,7 @@ def _sources(template: ChatTemplate | None) -> str:
 
 
 class ModelText:
-    """Tokenizer and template of one model. Immutable but for one lazily computed figure."""
+    """Tokenizer and template of one model. Immutable but for what is measured of them."""
 
     def __init__(
         self,
@@ -232,6 +248,7 @@ class ModelText:
         self.eos_ids = frozenset(text.config.eos_ids)
         self._workers = workers
         self._token_bytes_max = 0
+        self._is_quick = False
 
     def longest_token_bytes(self) -> int:
         """Bytes of the longest token: no prompt of more bytes than window x this can fit."""
@@ -258,9 +275,22 @@ class ModelText:
             return await self._workers.in_process(
                 size, _encode_elsewhere, self.fingerprint, self.files, conversation
             )
-        return await self._workers.in_thread(
-            size, encode_conversation, self.template, self.tokenizer, conversation
-        )
+        if size > AT_ONCE_BYTES_MAX or not conversation.is_plain:
+            return await self._workers.in_thread(
+                size, encode_conversation, self.template, self.tokenizer, conversation
+            )
+        if self._is_quick:
+            return self._encode_timed(self.template, conversation)
+        work = self._encode_timed
+        return await self._workers.in_thread(size, work, self.template, conversation)
+
+    def _encode_timed(self, template: ChatTemplate, conversation: Conversation) -> tuple[int, ...]:
+        """Note whether the model's template may be left to the event loop, for conversations like this one."""
+        clock, self._is_quick = SystemClock(), False
+        began_ns = clock.now_ns()
+        ids = encode_conversation(template, self.tokenizer, conversation)
+        self._is_quick = clock.now_ns() - began_ns < AT_ONCE_NS_MAX
+        return ids
 
     async def constrain(
         self,
