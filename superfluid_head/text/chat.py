@@ -39,12 +39,12 @@ WAITING_BYTES_MAX = 64 * 1_024 * 1_024
 WAIT_MS = 30_000
 TOKENS_AT_ONCE = 2_048
 COUNTED_CHARS_MAX = 1 << 18
+"""Characters of a text whose bytes are counted, and not taken to be at least as many."""
 AT_ONCE_BYTES_MAX = 2_048
 AT_ONCE_MESSAGES_MAX = 16
 AT_ONCE_NS_MAX = 5 * MS
 """A short conversation is rendered and tokenized on the event loop if the last one took no longer: a thread costs as much."""
 PLAIN_MEMBERS = frozenset({"role", "content"})
-"""Characters of a text whose bytes are counted, and not taken to be at least as many."""
 
 T = TypeVar("T")
 
