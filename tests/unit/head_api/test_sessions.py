@@ -70,7 +70,9 @@ def test_callers_see_their_own_and_admins_see_all(make_bench: Any) -> None:
         mine = await alice.one()
         while len(await root.sessions()) < 2:  # noqa: ASYNC110 - polls over HTTP
             await asyncio.sleep(0.01)
-        assert {each["tenant"] for each in await root.sessions()} == {"alice", "bob"}, "sent at once"
+        assert {each["tenant"] for each in await root.sessions()} == {"alice", "bob"}, (
+            "sent at once"
+        )
         assert mine["class"] == "agent"
         assert mine["prompt_tokens"] == 8
         assert mine["state"] == "running"
