@@ -16,7 +16,7 @@ from superfluid_core.clock import SECOND, SystemClock
 from superfluid_core.limits import LinkLimits
 from superfluid_core.link.dial import dial
 from superfluid_core.modelfiles.resolve import resolve
-from superfluid_core.wire.messages import MINOR, Hello, Welcome
+from superfluid_core.wire.messages import MINOR, Hello, Opened, Welcome
 from superfluid_noded.config import Surroundings
 from superfluid_noded.supervisor import LOAD_MS_MAX, STOP_MARGIN_MS
 from superfluid_noded.supervisor import Supervisor as Teller
@@ -95,7 +95,7 @@ def test_the_watchdog_is_starved_exactly_while_an_engine_hangs(tmp_path: Path) -
 
 
 async def hang(port: int, word: str) -> HeadEnd:
-    """Open the session that the engine cannot stand, and see its first token."""
+    """Open the session that the engine cannot stand, and see it taken."""
     clock = JumpClock()
     hello = Hello(MINOR, (), "head-1")
     link = await dial("127.0.0.1", port, keys=None, hello=hello, limits=LinkLimits(), clock=clock)
@@ -105,7 +105,7 @@ async def hang(port: int, word: str) -> HeadEnd:
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(head.read())
         head.open(model=link.peer.models[0].name, prompt=prompt, max_output=50)
-        await head.until(head.rows)
+        await head.until(lambda: head.of(Opened))
         reading.cancel()
     link.abort("seen")
     return head
@@ -121,7 +121,7 @@ def test_a_node_whose_engine_hangs_is_no_longer_fed_for_and_tells_where_it_hung(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "script.jsonl"
-    answer = {"match": "stillwaterton", "pieces": ["abc"], "fault": "hang", "fault_at": 1}
+    answer = {"match": "stillwaterton", "pieces": ["abc"], "fault": "hang", "fault_at": 0}
     script.write_text(json.dumps(answer) + "\n", encoding="utf-8")
     flags = (*MOCK, "--listen", "127.0.0.1:0", "--mock-script", str(script))
     with supervised(tmp_path, NODE, *flags, unit=NODE_UNIT) as (supervisor, process):

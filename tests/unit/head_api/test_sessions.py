@@ -67,9 +67,9 @@ def test_callers_see_their_own_and_admins_see_all(make_bench: Any) -> None:
     alice, bob, root = (Client(bench, key) for key in ("alice-key", "robert-key", "admin-key"))
 
     async def work() -> None:
-        mine = await alice.one()
-        while len(await root.sessions()) < 2:  # noqa: ASYNC110 - polls over HTTP
+        while [each["state"] for each in await root.sessions()] != ["running"] * 2:  # noqa: ASYNC110 - polls over HTTP
             await asyncio.sleep(0.01)
+        mine = await alice.one()
         assert {each["tenant"] for each in await root.sessions()} == {"alice", "bob"}, (
             "sent at once"
         )
