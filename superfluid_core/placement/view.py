@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _UNSET = object()
 REPREFILL_MS = 100
-"""From this on a moved session's prefill counts as a whole one."""
+REPREFILL_TOKENS = 512
+"""From both of these on a moved session's prefill counts as a whole one: so long, and as many tokens as a step takes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,13 @@ class Work:
         return self.load.queued_tokens + self.held.unreported_tokens
 
     def weigh_reprefill(self, tokens: int) -> int:
-        """Weigh a moved session that has `tokens` to prefill, in ms: as long as that takes, at most REPREFILL_MS."""
+        """Weigh a moved session that has `tokens` to prefill, in ms, at most REPREFILL_MS: as long as that takes, if it is known.
+
+        Short ones ride in a step together, which alone takes longer than each of them adds: none weighs more than its share of it.
+        """
+        weight = min(REPREFILL_MS, 1 + REPREFILL_MS * tokens // REPREFILL_TOKENS)
         rate = self.load.prefill_rate
-        return REPREFILL_MS if rate <= 0 else min(REPREFILL_MS, 1 + int(1_000 * tokens / rate))
+        return weight if rate <= 0 else min(weight, 1 + int(1_000 * tokens / rate))
 
     def pool_pct(self, offer: Offer) -> int:
         """How full the KV pool is, counting what was placed since the last report."""
@@ -244,7 +249,7 @@ class PlacementRequest:
 class PlacementLimits:
     """The bounds that placement keeps: sessions per node, pool mark, moved sessions that prefill again.
 
-    `reprefills_per_node` counts prefills of REPREFILL_MS and more; of shorter ones as many may run as take that long together.
+    `reprefills_per_node` counts whole prefills (see `Work.weigh_reprefill`); of shorter ones as many may run as weigh that together.
     """
 
     sessions_over_lanes: int = 2

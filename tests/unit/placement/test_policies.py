@@ -244,7 +244,7 @@ def test_four_moved_sessions_prefill_on_a_node_at_a_time(kit: Any) -> None:
     view = kit.view(kit.node("a"))
     node = view.nodes["a"]
     node.load = replace(node.load, prefill_rate=0.0)  # nobody knows how long one takes
-    moved = kit.request(is_move=True)
+    moved = kit.request(prompt=4_000, is_move=True)
     taken = [place_one(view, moved) for _ in range(4)]
     refusal = place_one(view, moved)
     assert isinstance(refusal, Refusal)
@@ -312,6 +312,24 @@ def test_a_moved_session_waits_for_a_node_that_reads_contexts_rather_than_behind
     elsewhere = place_one(view, replace(moved, avoid=frozenset({"reading"})))
     assert isinstance(elsewhere, Placed)
     assert elsewhere.choice.node == "full"
+
+
+@pytest.mark.parametrize("rate", [0.0, 700.0], ids=["nothing measured", "measured with few"])
+def test_short_contexts_move_together_whatever_a_node_made_of_single_ones(
+    kit: Any, rate: float
+) -> None:
+    # 24 streams of a killed node: twenty stood still for 60 ms more until the first four had a token on a node that had
+    # just started, or that had computed single prompts in steps of 40 ms
+    view = kit.view(kit.node("survivor", lanes=48))
+    node = view.nodes["survivor"]
+    fold_load(node, replace(node.load, prefill_rate=rate), ())
+    for _ in range(24):
+        assert isinstance(place_one(view, kit.request(prompt=60, is_move=True)), Placed)
+    assert isinstance(place_one(view, kit.request(prompt=4_000, is_move=True)), Placed)
+    for _ in range(2):
+        last = place_one(view, kit.request(prompt=4_000, is_move=True))
+    assert isinstance(last, Refusal)
+    assert last.fits == {Fit.REPREFILLS}
 
 
 def test_unknown_model_is_told_from_no_node(kit: Any) -> None:
