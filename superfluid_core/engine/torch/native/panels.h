@@ -16,14 +16,9 @@ static const int64_t TILE_VALUES = 512, PIECE_BYTES = 3 << 19;
 
 // All registers are whole: 16 rows of 64 bytes.
 static void shape_whole_tiles() {
-  struct alignas(64) {
-    uint8_t palette, start, unused[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  } shape{};
-  shape.palette = 1;
-  for (int tile = 0; tile < 8; tile++) shape.row_bytes[tile] = 64, shape.rows[tile] = 16;
-  asm volatile("ldtilecfg (%0)" ::"r"(&shape) : "memory");
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; tile++) shapes.set(tile, 16, 64);
+  shapes.use();
 }
 
 // Where value `column` of `row` lies among tiled rows.

@@ -28,20 +28,25 @@ static const int BLOCK = 16, AHEAD = 3;  // groups that are unfolded before they
 // SUMS += signed A times unsigned B
 #define TILE_DOT(SUMS, A, B) asm volatile("tdpbsud %%tmm" #B ", %%tmm" #A ", %%tmm" #SUMS ::: "memory")
 
+// What the eight registers hold, as the processor reads it.
+struct alignas(64) TileShapes {
+  uint8_t palette = 1, start = 0, unused[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+
+  void set(int tile, int count, int bytes) { rows[tile] = count, row_bytes[tile] = bytes; }
+  void use() const { asm volatile("ldtilecfg (%0)" ::"r"(this) : "memory"); }
+};
+
 // Registers 0 to 2 are sums, 4 and 5 activations, 6 weights; 1 and 5 belong to rows from the ninth on.
 static void shape_tiles(int rows) {
-  struct alignas(64) {
-    uint8_t palette, start, unused[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  } shape{};
-  shape.palette = 1;
-  for (int tile = 0; tile < 8; tile++) {
-    const int mine = tile == 1 || tile == 5 ? rows - 8 : rows < 8 ? rows : 8;
-    shape.row_bytes[tile] = tile == 4 || tile == 5 ? GROUP : 64;
-    shape.rows[tile] = tile > 5 ? GROUP / 4 : mine > 0 ? 2 * mine : 1;
+  TileShapes shapes;
+  for (int tile = 0; tile < 6; tile++) {
+    const int mine = tile & 1 ? rows - 8 : rows < 8 ? rows : 8;
+    shapes.set(tile, mine > 0 ? 2 * mine : 1, tile < 4 ? 64 : GROUP);
   }
-  asm volatile("ldtilecfg (%0)" ::"r"(&shape) : "memory");
+  shapes.set(6, GROUP / 4, 64);
+  shapes.use();
 }
 
 static void release_tiles() { asm volatile("tilerelease" ::: "memory"); }
@@ -73,7 +78,8 @@ static void multiply_block(const uint8_t* tile, const Rows& rows, int64_t first,
   alignas(64) uint8_t unfolded[AHEAD + 1][512];
   alignas(64) int32_t found[3][16 * TILE];
   v16f totals[COUNT];
-  for (int r = 0; r < COUNT; r++) totals[r] = v16f{};
+#pragma GCC unroll 16
+  for (int r = 0; r < COUNT; r++) totals[r] = v16f{};  // not unrolled, they would stay in memory
   const auto unfold_group = [&](int g) {
     if (KIND == 4 && g < groups) unfold(tile + bytes * g, unfolded[g % (AHEAD + 1)]);
   };
@@ -110,6 +116,7 @@ static void multiply_block(const uint8_t* tile, const Rows& rows, int64_t first,
     unfold_group(g + AHEAD);
     if (g < groups) fetch_ahead<KIND>(tile + bytes * g);
   }
+#pragma GCC unroll 16
   for (int r = 0; r < COUNT; r++) out[r] = totals[r];
 }
 
