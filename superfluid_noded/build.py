@@ -65,10 +65,7 @@ def find_models(config: NodeConfig) -> tuple[Model, ...]:
 
     Raises ModelFilesError or ConfigError.
     """
-    modules, install = _NEEDS.get(config.engine, ((), ""))
-    absent = [name for name in modules if importlib.util.find_spec(name) is None]
-    if absent:
-        raise ConfigError(f"--engine {config.engine} needs {absent[0]}: {install}")
+    need_modules(config.engine)
     files = _find(config, config.model)
     window = _window(files, config.max_context, "max-context")
     main = Model(files, config.names or (files.name,), window, config.max_batch)
@@ -82,6 +79,14 @@ def find_models(config: NodeConfig) -> tuple[Model, ...]:
     if double:
         raise ConfigError(f"both models are called {double[0]!r}: name one with --fim-model-name")
     return main, Model(files, names, min(window, FIM_CONTEXT_MAX), fim.max_batch, is_second=True)
+
+
+def need_modules(engine: str) -> None:
+    """Raise ConfigError, with the extra that brings it, for a module that `engine` needs and this environment lacks."""
+    modules, install = _NEEDS.get(engine, ((), ""))
+    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    if absent:
+        raise ConfigError(f"--engine {engine} needs {absent[0]}: {install}")
 
 
 def _find(config: NodeConfig, spec: str) -> ModelFiles:

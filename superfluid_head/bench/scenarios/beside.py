@@ -48,6 +48,9 @@ class Player:
 
 def alone(kind: type[Scenario], plan: Plan, stack: ExitStack) -> list[Player]:
     """Set up the one server of a plan. Raises RigError."""
+    if plan.engine == "mlx":
+        rig = stack.enter_context(Rig())
+        plan = replace(plan, model=str(_folder(rig, plan, engine=plan.engine)))
     scenario = kind(plan)
     scenario.setup(stack)
     return [Player("peer" if plan.base_url else scenario.engine_in_use, scenario)]
@@ -113,16 +116,19 @@ def _window(plan: Plan) -> int:
         raise RigError(str(error)) from None
 
 
-def _folder(rig: Rig, plan: Plan) -> Path:
-    """Where vLLM finds the model: a GGUF file is written out for it. Raises RigError."""
-    files = resolve(plan.model)
+def _folder(rig: Rig, plan: Plan, *, engine: str = "") -> Path:
+    """Find the model as a directory of safetensors, for vLLM or `engine` of ours: a GGUF file is written out. Raises RigError."""
+    try:
+        files = resolve(plan.model)
+    except SuperfluidError as error:
+        raise RigError(str(error)) from None
     if files.kind != "gguf":
         return files.path
-    folder = rig.folder / "vllm-model"
-    command = [sys.executable, "-m", "superfluid_noded.bench_servers", "vllm-folder"]
+    folder = rig.folder / files.name
+    command = [sys.executable, "-m", "superfluid_noded.bench_servers", "plain-folder"]
     try:
         done = subprocess.run(
-            [*command, "--model", plan.model, str(folder)],
+            [*command, "--model", plan.model, "--engine", engine, str(folder)],
             capture_output=True, text=True, timeout=WRITE_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
