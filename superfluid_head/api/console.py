@@ -7,7 +7,7 @@ whoever was asked makes the whole (`JOIN`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ class Others:
 
     number: int
     count: int
-    follow: Callable[[Mapping[int, str], Hear], Awaitable[None]]
+    follow: Callable[[Mapping[int, str], Hear], Coroutine[Any, Any, None]]
 
 
 def fleet_state(head: Head) -> dict[str, Any]:

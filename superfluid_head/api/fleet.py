@@ -26,7 +26,6 @@ from superfluid_head.api.console import (
     JOIN,
     POINTS_AGAIN,
     WITH_ALL_SLOTS,
-    Hear,
     Join,
     Others,
     fleet_state,
@@ -45,6 +44,8 @@ GRACE_MS_MAX = 86_400_000
 STOP_POLL_S = 0.5
 EVERY_MS_MIN, EVERY_MS_MAX = 250, 60_000
 LISTENING = b": listening\n\n"
+FRAME = ("sequence", "at", "kind")
+"""What every event tells; the rest are its fields."""
 
 _NUMBER = re.compile(r"(?:([0-9]{1,15})-)?([0-9]{1,15})")
 
@@ -205,13 +206,13 @@ class _Place:
             if data is None:
                 self._ids.setdefault(number, name)
                 return
-            fields = {key: data[key] for key in data.keys() - {"sequence", "at", "kind"}}
+            fields = {key: value for key, value in data.items() if key not in FRAME}
             origin = Origin(number, int(name.partition("-")[0]))
             listener.push(FleetEvent(data["sequence"], data["at"], data["kind"], fields, origin))
 
         failure: SuperfluidError | None = None
         async with asyncio.TaskGroup() as group:
-            following = group.create_task(_follow(self._others, dict(self._ids), hear))
+            following = group.create_task(self._others.follow(dict(self._ids), hear))
             try:
                 await telling
             except SuperfluidError as error:  # which the group would wrap
@@ -219,10 +220,6 @@ class _Place:
             following.cancel()
         if failure is not None:
             raise failure
-
-
-async def _follow(others: Others, ids: dict[int, str], hear: Hear) -> None:
-    await others.follow(ids, hear)
 
 
 class _Watch:

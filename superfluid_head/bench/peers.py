@@ -78,7 +78,9 @@ def chat_request(url: str, model: str) -> httpx.Request:
 def wait_served(rig: Rig, child: Child, question: httpx.Request, seconds: float) -> None:
     """Put `question` again and again until it is answered well. Raises RigError when `child` ends or the time is over."""
     deadline_ms = rig.now_ms() + seconds * 1000
-    with httpx.Client(timeout=ASK_SECONDS, trust_env=False) as client:
+    # a client's own limit is only for the requests that it builds
+    question.extensions["timeout"] = httpx.Timeout(ASK_SECONDS).as_dict()
+    with httpx.Client(trust_env=False) as client:
         while True:
             try:
                 if client.send(question).is_success:

@@ -173,7 +173,7 @@ def test_events_of_all_workers_come_whichever_is_asked_and_go_on_at_any(head: Ch
     assert [each.error for each in outcomes] == [None] * STREAMS
 
     def is_all(found: list[dict[str, Any]]) -> bool:
-        return sum(each["kind"] == "placed" for each in found) >= STREAMS
+        return [each["kind"] for each in found].count("placed") >= STREAMS
 
     whole = told_until(head, "0", is_all)
     assert {each["worker"] for each in whole} == {0, 1}

@@ -127,7 +127,7 @@ class Kill(Scenario):
 
     def setup(self, stack: ExitStack) -> None:
         lanes = str(-(-self.streams * 3 // 2 // (self.nodes - 1))) if self.is_mock else "8"
-        shares = ("--max-batch", lanes)
+        shares: tuple[str, ...] = ("--max-batch", lanes)
         if self.engine_in_use == "mlx":
             shares += ("--step-tokens", MLX_STEP_TOKENS)
         flags = engine_flags(self.plan, self.engine_in_use, self.nodes, *shares, rates=MOCK_RATES)

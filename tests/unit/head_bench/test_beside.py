@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from superfluid_core.errors import ConfigError
+from superfluid_head.bench import peers
 from superfluid_head.bench.cli import bench
 from superfluid_head.bench.rig import Rig, RigError
 from superfluid_head.bench.scenarios import beside, run
@@ -179,6 +181,19 @@ def test_a_server_that_does_not_come_up_in_time_is_ended_before_the_others_play(
         grandchild = int(child.log_text())
         while not has_ended(grandchild):
             rig.sleep(0.01)
+
+
+def test_a_server_that_takes_a_question_and_never_answers_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "ASK_SECONDS", 0.05)
+    with Rig() as rig, socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        child = rig.spawn_plain("mute", ["sleep", "60"])
+        for question in (peers.chat_request(url, "m"), httpx.Request("GET", f"{url}/health")):
+            with pytest.raises(RigError, match="mute does not serve"):
+                peers.wait_served(rig, child, question, 0.2)
+        assert child.is_running
 
 
 def test_what_needs_its_own_processes_is_not_played_beside_others() -> None:
