@@ -160,3 +160,4 @@ class WorkerLimits:
     stop_margin_ms: int = 20_000
     ask_ms: int = 5_000
     watch_ask_ms: int = 1_000
+    follow_pause_ms: int = 500

@@ -1,4 +1,4 @@
-"""Servers of others as `superfluid bench scenario --beside` needs them: llama-server in this process, a model as vLLM reads it.
+"""What `superfluid bench scenario` needs of others: llama-server in this process, a model as vLLM and MLX read it.
 
 Owns how both are made from a model's files. What they are asked is not known here. xllamacpp, torch and transformers are imported
 only by what needs them.
@@ -18,6 +18,7 @@ import click
 from superfluid_core.errors import SuperfluidError
 from superfluid_core.modelfiles.resolve import ModelFiles, resolve
 from superfluid_core.modelfiles.text_model import CONFIG
+from superfluid_noded.build import need_modules
 
 PARENT_SECONDS = 1.0
 
@@ -45,8 +46,8 @@ def llama_server(
     return xllamacpp.Server(params)
 
 
-def vllm_folder(files: ModelFiles, folder: Path) -> None:
-    """Write a GGUF model into `folder` as vLLM's server reads one: bf16 weights, tokenizer and template."""
+def plain_folder(files: ModelFiles, folder: Path) -> None:
+    """Write a GGUF model into `folder` as a directory of safetensors: bf16 weights, tokenizer and template."""
     from superfluid_noded.bench_peers import plain_weights
 
     plain_weights(files, str(folder))
@@ -82,12 +83,14 @@ def serve_llama(model: str, threads: int, lanes: int, window: int, ready_file: P
         pass
 
 
-@main.command("vllm-folder")
+@main.command("plain-folder")
 @click.option("--model", required=True)
+@click.option("--engine", default="", help="The engine of ours that is to read it.")
 @click.argument("folder", type=click.Path(path_type=Path))
-def write_folder(model: str, folder: Path) -> None:
-    """Write MODEL, a GGUF file or `demo`, as vLLM's server reads it."""
-    vllm_folder(resolve(model), folder)
+def write_folder(model: str, engine: str, folder: Path) -> None:
+    """Write MODEL, a GGUF file or `demo`, as a directory of safetensors."""
+    need_modules(engine)
+    plain_folder(resolve(model), folder)
 
 
 if __name__ == "__main__":

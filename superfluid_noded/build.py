@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 from superfluid_core.clock import Clock
 from superfluid_core.engine.base import Engine, EngineInfo
@@ -65,10 +66,7 @@ def find_models(config: NodeConfig) -> tuple[Model, ...]:
 
     Raises ModelFilesError or ConfigError.
     """
-    modules, install = _NEEDS.get(config.engine, ((), ""))
-    absent = [name for name in modules if importlib.util.find_spec(name) is None]
-    if absent:
-        raise ConfigError(f"--engine {config.engine} needs {absent[0]}: {install}")
+    need_modules(config.engine)
     files = _find(config, config.model)
     window = _window(files, config.max_context, "max-context")
     main = Model(files, config.names or (files.name,), window, config.max_batch)
@@ -82,6 +80,14 @@ def find_models(config: NodeConfig) -> tuple[Model, ...]:
     if double:
         raise ConfigError(f"both models are called {double[0]!r}: name one with --fim-model-name")
     return main, Model(files, names, min(window, FIM_CONTEXT_MAX), fim.max_batch, is_second=True)
+
+
+def need_modules(engine: str) -> None:
+    """Raise ConfigError, with the extra that brings it, for a module that `engine` needs and this environment lacks."""
+    modules, install = _NEEDS.get(engine, ((), ""))
+    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    if absent:
+        raise ConfigError(f"--engine {engine} needs {absent[0]}: {install}")
 
 
 def _find(config: NodeConfig, spec: str) -> ModelFiles:
@@ -179,17 +185,10 @@ def _native(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) 
     from superfluid_core.engine.torch.build import TorchOptions, build_torch_engine
 
     options = TorchOptions(
-        device=config.device,
-        dtype=config.dtype,
-        lanes=model.lanes,
-        window=model.window,
-        kv_blocks=_own_blocks(config, model),
-        kv_memory_bytes=None if model.is_second else config.kv_memory_bytes,
+        **_common(config, model),
         weights=config.weights,
         threads=config.threads,
         cache_dir=config.cache_dir,
-        step_tokens=config.step_tokens,
-        block_tokens=config.gpu.block_tokens,
         attention=config.gpu.attention,
         gpu_memory_utilization=config.gpu.memory_utilization,
         graphs=None if config.gpu.graphs else False,
@@ -205,17 +204,7 @@ def _native(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) 
 def _llamacpp(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) -> Engine:
     from superfluid_core.engine.llamacpp.build import LlamaOptions, build_llama_engine
 
-    options = LlamaOptions(
-        device=config.device,
-        dtype=config.dtype,
-        lanes=model.lanes,
-        window=model.window,
-        kv_blocks=_own_blocks(config, model),
-        kv_memory_bytes=None if model.is_second else config.kv_memory_bytes,
-        block_tokens=config.gpu.block_tokens,
-        threads=config.threads,
-        step_tokens=config.step_tokens,
-    )
+    options = LlamaOptions(**_common(config, model), threads=config.threads)
     say = logging.getLogger(__name__).info
     return build_llama_engine(model.files, options, clock, grammars, say)
 
@@ -223,24 +212,38 @@ def _llamacpp(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars
 def _mlx(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) -> Engine:
     from superfluid_core.engine.mlx.build import MlxOptions, build_mlx_engine
 
-    options = MlxOptions(
+    options = MlxOptions(**_common(config, model))
+    return build_mlx_engine(model.files, options, clock, grammars)
+
+
+class _Common(TypedDict):
+    """What every engine that has weights is told."""
+
+    device: str
+    dtype: str
+    lanes: int
+    window: int
+    kv_blocks: int | None
+    kv_memory_bytes: int | None
+    block_tokens: int
+    step_tokens: int | None
+
+
+def _common(config: NodeConfig, model: Model) -> _Common:
+    """Collect it. KV blocks are as told; the second model gets what its lanes can fill."""
+    blocks = config.kv_blocks
+    if model.is_second:
+        blocks = _blocks_enough(model, config.gpu.block_tokens)
+    return _Common(
         device=config.device,
         dtype=config.dtype,
         lanes=model.lanes,
         window=model.window,
-        kv_blocks=_own_blocks(config, model),
+        kv_blocks=blocks,
         kv_memory_bytes=None if model.is_second else config.kv_memory_bytes,
         block_tokens=config.gpu.block_tokens,
         step_tokens=config.step_tokens,
     )
-    return build_mlx_engine(model.files, options, clock, grammars)
-
-
-def _own_blocks(config: NodeConfig, model: Model) -> int | None:
-    """KV blocks as told; the second model gets what its lanes can fill."""
-    if model.is_second:
-        return _blocks_enough(model, config.gpu.block_tokens)
-    return config.kv_blocks
 
 
 def _mock(config: NodeConfig, model: Model, clock: Clock, grammars: Grammars) -> Engine:

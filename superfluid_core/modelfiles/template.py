@@ -23,7 +23,12 @@ from superfluid_core.clock import SystemClock
 from superfluid_core.errors import ErrorCode, InvalidRequestError, ModelFilesError
 from superfluid_core.modelfiles.marks import Marker, rewritten, strings_of, unused_characters
 from superfluid_core.modelfiles.messages import content_shape, prepared
-from superfluid_core.modelfiles.template_bounds import BoundedEnvironment, budgeted
+from superfluid_core.modelfiles.template_bounds import (
+    BoundedEnvironment,
+    Budget,
+    TemplateTooBusyError,
+    budgeted,
+)
 from superfluid_core.modelfiles.tokenizer import Tokenizer
 
 SOURCE_CHARS_MAX = 1 << 20
@@ -108,9 +113,11 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
+        budget: Budget | None = None,
     ) -> Rendered:
         """Render a conversation; raises InvalidRequestError with the template's own words.
 
+        Where a `budget` is given and does not suffice, TemplateTooBusyError is raised instead: with the usual one it might.
         `continue_final_message`: the prompt ends within the last message, right after its content.
         """
         given: dict[str, Any] = {
@@ -133,14 +140,20 @@ class ChatTemplate:
             template,
             given,
             add_generation_prompt=add_generation_prompt and not continue_final_message,
+            budget=budget,
         )
         return Rendered(_cut(text, end) if continue_final_message else text, mark)
 
     def _run(
-        self, template: jinja2.Template, given: Mapping[str, Any], *, add_generation_prompt: bool
+        self,
+        template: jinja2.Template,
+        given: Mapping[str, Any],
+        *,
+        add_generation_prompt: bool,
+        budget: Budget | None,
     ) -> str:
         try:
-            with budgeted():
+            with budgeted(budget):
                 return template.render(
                     **given["kwargs"],
                     **self._words,
@@ -150,6 +163,8 @@ class ChatTemplate:
                     add_generation_prompt=add_generation_prompt,
                 )
         except _REFUSALS as cause:
+            if budget is not None and isinstance(cause, TemplateTooBusyError):
+                raise
             words = str(cause)[:WORDS_MAX] or type(cause).__name__
             raise _refusal(words) from cause
 

@@ -60,9 +60,9 @@ _budget: ContextVar[Budget] = ContextVar("template_budget")
 
 
 @contextmanager
-def budgeted() -> Iterator[None]:
+def budgeted(budget: Budget | None = None) -> Iterator[None]:
     """Give what is compiled or rendered inside a budget of its own."""
-    token = _budget.set(Budget())
+    token = _budget.set(budget or Budget())
     try:
         yield
     finally:

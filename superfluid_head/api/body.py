@@ -19,6 +19,7 @@ from starlette.requests import Request
 
 from superfluid_core.limits import HttpLimits
 from superfluid_head.api.errors import ApiError, invalid, too_large
+from superfluid_head.api.long_texts import LongTexts, put_back, set_apart
 from superfluid_head.text.pace import Pace, Unpaced
 
 PATH_CHARS_MAX = 100
@@ -114,12 +115,15 @@ def parse_object(data: bytes, depth_max: int, pace: Pace | None = None) -> dict[
     """Parse and check. Raises ApiError 400.
 
     There are two parsers. The quick one takes a tenth of the time for plain text, and lets no unpaired surrogate through; what it
-    refuses is parsed again by the other one, which says why, and is itself the quicker one where text is not plain.
+    refuses is parsed again by the other one, which says why, and is itself the quicker one where text is not plain. Long texts that are
+    not plain are read apart, in slices.
     """
     pace = pace or Unpaced()
     values, escapes = (0, 0) if len(data) < LARGE_BYTES_MIN else count_values(data, pace)
     holds_few = values <= FEW_MAX
     is_plain = len(data) < LARGE_BYTES_MIN or (escapes <= FEW_MAX and data.isascii())
+    texts = LongTexts(data) if is_plain else set_apart(data, pace)
+    data = texts.body
     has_checked_texts = is_plain or not holds_few
     try:
         if has_checked_texts:
@@ -134,7 +138,9 @@ def parse_object(data: bytes, depth_max: int, pace: Pace | None = None) -> dict[
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object", code="invalid_json")
     pace.rest()
-    _check_values(value, depth_max, pace, has_checked_texts=has_checked_texts)
+    put_back(value, texts.broken, pace)
+    _check_values(value, depth_max, pace, has_checked_texts=has_checked_texts and not texts.broken)
+    put_back(value, texts.whole, pace)
     return value
 
 
@@ -159,11 +165,11 @@ def _parse(data: bytes) -> Any:
 
 
 def count_values(data: bytes, pace: Pace) -> tuple[int, int]:
-    """Count about how many values and numbered characters there are. Raises ApiError 400 for too many, before they are made."""
+    """Count about how many values and escapes there are. Raises ApiError 400 for too many, before they are made."""
     quotes = containers = values = escapes = 0
     is_inside = False
     for part in _slices(data):
-        escapes += part.count(b"\\u")
+        escapes += part.count(b"\\")
         bare = part.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in part else part
         here = bare.count(b'"')
         quotes += here

@@ -7,7 +7,8 @@ whoever was asked makes the whole (`JOIN`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from superfluid_core.session import QosClass
@@ -24,7 +25,23 @@ JOIN = "superfluid.join"
 """Where it has the way to make one state of this worker's share and those of the others."""
 WITH_ALL_SLOTS = "slots=all"
 """The query of a worker that wants every slot, not those of the last minute alone."""
+FOLLOW = "superfluid.follow"
+"""Where it has the `Others`, whose events are told with its own."""
 Join = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+Hear = Callable[[int, str, dict[str, Any] | None], None]
+"""Takes a worker's number, how far its events have come, and the event; None where there is none to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """The other workers, as worker `number` of `count` sees them.
+
+    `follow` hears their events until it is cancelled, those of each after the id that it is given for it, or from now on.
+    """
+
+    number: int
+    count: int
+    follow: Callable[[Mapping[int, str], Hear], Coroutine[Any, Any, None]]
 
 
 def fleet_state(head: Head) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """The fleet routes, for admins: how it stands, what happens in it, why a request ran where it did, drain and undrain.
 
 Owns what of the fleet is shown and how its events are framed; decides nothing about nodes. An event's id is the head's start
-and the event's number, so a reader that comes back to another process of this head gets all that is kept there, not nothing.
+and the event's number, so a reader that comes back to another process of this head gets all that is kept there, not nothing. Where
+several workers serve, events of all are told, and an id says how far the reader has come with each (`START-NUMBER,START-NUMBER`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Coroutine
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -15,15 +17,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from superfluid_core.clock import MS, SECOND
-from superfluid_core.errors import InvalidRequestError
+from superfluid_core.errors import InvalidRequestError, SuperfluidError
 from superfluid_head.access.keys import Principal
 from superfluid_head.api.body import read_object
 from superfluid_head.api.console import (
+    FOLLOW,
     IS_SHARE,
     JOIN,
     POINTS_AGAIN,
     WITH_ALL_SLOTS,
     Join,
+    Others,
     fleet_state,
     share_state,
     watched_state,
@@ -33,13 +37,15 @@ from superfluid_head.api.errors import ApiError, invalid, require_admin
 from superfluid_head.api.schemas.common import BodyModel, Int, read_model
 from superfluid_head.api.sse import EventStream, StreamingReply, event, named_event
 from superfluid_head.api.state import Head
-from superfluid_head.fleet.chronicle import FleetEvent, PlacementRecord
+from superfluid_head.fleet.chronicle import FleetEvent, Listener, Origin, PlacementRecord
 from superfluid_head.vitals import SLOTS_MAX
 
 GRACE_MS_MAX = 86_400_000
 STOP_POLL_S = 0.5
 EVERY_MS_MIN, EVERY_MS_MAX = 250, 60_000
 LISTENING = b": listening\n\n"
+FRAME = ("sequence", "at", "kind")
+"""What every event tells; the rest are its fields."""
 
 _NUMBER = re.compile(r"(?:([0-9]{1,15})-)?([0-9]{1,15})")
 
@@ -70,12 +76,15 @@ class FleetEndpoint:
     async def events(self, request: Request) -> Response:
         """Stream what happens until the reader leaves or the head has stopped serving; with `every_ms` also how it stands."""
         _judge(request)
-        since = self._since(request)
         around = request.scope["state"]
+        place = _Place(self._head.created_s, around.get(FOLLOW), _seen(request))
         watch = _Watch(self._head, around["principal"], _every_ms(request), around.get(JOIN))
 
         async def produce(stream: EventStream) -> None:
-            await self._tell(stream, since, watch)
+            with self._head.fleet.events(since=place.since) as listener:
+                place.note(place.number, place.id_of(listener.after))
+                await stream.put(place.framed() if around.get(IS_SHARE) else LISTENING)
+                await place.with_others(listener, self._tell(stream, listener, watch, place))
 
         return StreamingReply(produce, self._head.limits)
 
@@ -112,43 +121,105 @@ class FleetEndpoint:
             raise ApiError(404, "no such node", code="node_not_found") from None
         return JSONResponse({"object": "fleet.node", "id": node, "is_drained": is_drained})
 
-    async def _tell(self, stream: EventStream, since: int | None, watch: _Watch) -> None:
+    async def _tell(
+        self, stream: EventStream, listener: Listener, watch: _Watch, place: _Place
+    ) -> None:
         inflight = self._head.inflight
-        with self._head.fleet.events(since=since) as listener:
-            await stream.put(LISTENING)
-            events = aiter(listener)
-            while not (inflight.is_draining and inflight.count == 0):
-                if watch.is_due:
-                    await stream.put(await watch.framed())
-                try:
-                    async with asyncio.timeout(min(STOP_POLL_S, watch.wait_s)):
-                        found = await anext(events)
-                except TimeoutError:
-                    continue
-                await stream.put(self._framed(found))
+        events = aiter(listener)
+        while not (inflight.is_draining and inflight.count == 0):
+            if watch.is_due:
+                await stream.put(await watch.framed())
+            try:
+                async with asyncio.timeout(min(STOP_POLL_S, watch.wait_s)):
+                    found = await anext(events)
+            except TimeoutError:
+                continue
+            await stream.put(place.told(found))
 
-    def _framed(self, found: FleetEvent) -> bytes:
-        name = f"id: {self._head.created_s}-{found.sequence}\nevent: {found.kind}\n"
-        shown = {
-            "sequence": found.sequence,
-            "at": found.at_s,
-            "kind": found.kind,
-            **found.fields,
-        }
-        return name.encode("ascii") + event(shown)
 
-    def _since(self, request: Request) -> int | None:
-        """Return after which event to begin: what the reader saw last, or what the query says; None is from now on."""
-        seen = request.headers.get("last-event-id", "")
-        text = seen or request.query_params.get("since", "")
-        if not text:
+def _seen(request: Request) -> list[str]:
+    """Return after which events to begin, by worker: what the reader saw last, or what the query says; nothing is from now on."""
+    seen = request.headers.get("last-event-id", "")
+    text = seen or request.query_params.get("since", "")
+    parts = text.split(",") if text else []
+    if not all(map(_NUMBER.fullmatch, parts)):
+        raise invalid("since is no number of an event", param="since", code="invalid_type")
+    return parts
+
+
+class _Place:
+    """How far a reader has come with the events of every worker, which is the id of what it is told.
+
+    A number without a start is meant for all; an id of another count of workers is of another head, of which nothing is known.
+    """
+
+    def __init__(self, started_s: int, others: Others | None, seen: list[str]) -> None:
+        self._started_s = started_s
+        self._others = others
+        self.number = 0 if others is None else others.number
+        count = 1 if others is None else others.count
+        is_plain = len(seen) == 1 and "-" not in seen[0]
+        if is_plain or len(seen) not in (0, count):
+            seen = [seen[0] if is_plain else "0"] * count
+        self._ids = dict(enumerate(seen))
+        self._count = count
+
+    @property
+    def since(self) -> int | None:
+        """The number of this worker's own event after which to begin; None is from now on."""
+        found = _NUMBER.fullmatch(self._ids.get(self.number, ""))
+        if found is None:
             return None
-        matched = _NUMBER.fullmatch(text)
-        if matched is None:
-            raise invalid("since is no number of an event", param="since", code="invalid_type")
-        start, number = matched.groups()
-        is_of_another = start is not None and int(start) != self._head.created_s
+        start, number = found.groups()
+        is_of_another = start is not None and int(start) != self._started_s
         return 0 if is_of_another else int(number)
+
+    def id_of(self, sequence: int, started_s: int | None = None) -> str:
+        return f"{self._started_s if started_s is None else started_s}-{sequence}"
+
+    def note(self, number: int, name: str) -> None:
+        """Remember how far worker `number` has been told."""
+        self._ids[number] = name
+
+    def framed(self) -> bytes:
+        """Frame an id alone, which tells where the reader stands."""
+        ids = ",".join(self._ids.get(number, "0") for number in range(self._count))
+        return f"id: {ids}\n\n".encode("ascii")
+
+    def told(self, found: FleetEvent) -> bytes:
+        """Frame an event, and remember that it was told."""
+        number, started_s = found.origin or (self.number, self._started_s)
+        self.note(number, self.id_of(found.sequence, started_s))
+        named = self.framed()[:-1] + f"event: {found.kind}\n".encode("ascii")
+        shown = {"sequence": found.sequence, "at": found.at_s, "kind": found.kind, **found.fields}
+        if self._others is not None:
+            shown["worker"] = number
+        return named + event(shown)
+
+    async def with_others(self, listener: Listener, telling: Coroutine[Any, Any, None]) -> None:
+        """Run `telling` while the events of the other workers, if there are any, come to `listener` too."""
+        if self._others is None:
+            await telling
+            return
+
+        def hear(number: int, name: str, data: dict[str, Any] | None) -> None:
+            if data is None:
+                self._ids.setdefault(number, name)
+                return
+            fields = {key: value for key, value in data.items() if key not in FRAME}
+            origin = Origin(number, int(name.partition("-")[0]))
+            listener.push(FleetEvent(data["sequence"], data["at"], data["kind"], fields, origin))
+
+        failure: SuperfluidError | None = None
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(self._others.follow(dict(self._ids), hear))
+            try:
+                await telling
+            except SuperfluidError as error:  # which the group would wrap
+                failure = error
+            following.cancel()
+        if failure is not None:
+            raise failure
 
 
 class _Watch:

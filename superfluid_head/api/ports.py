@@ -5,13 +5,13 @@ Nothing here decides or does anything.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
 
 from superfluid_core.session import QosClass
-from superfluid_head.fleet.chronicle import FleetEvent, PlacementRecord
+from superfluid_head.fleet.chronicle import Listener, PlacementRecord
 from superfluid_head.fleet.embeds import EmbedRequest
 from superfluid_head.fleet.events import GenerationEvent, GenerationRequest, TokensEvent
 from superfluid_head.fleet.pins import PinnedPrefix, PrefixPin
@@ -127,9 +127,7 @@ class FleetDoor(Protocol):
         """Return the placements of a recent request; none when it is unknown."""
         ...
 
-    def events(
-        self, *, since: int | None = None
-    ) -> AbstractContextManager[AsyncIterable[FleetEvent]]:
+    def events(self, *, since: int | None = None) -> AbstractContextManager[Listener]:
         """Hear what happens, from event `since` on. Raises CapacityError when too many listen."""
         ...
 

@@ -14,6 +14,8 @@ from typing import Any
 import click
 
 START_FAILED = 3
+LIBRARIES = ("llamacpp", "mlx")
+ENGINES = ("mock", "native", *LIBRARIES)
 
 
 @click.group(help="Measure a running server, whole scenarios, or the engine beside others.")
@@ -47,7 +49,7 @@ def serve(url: str, model: str, concurrency: tuple[int, ...], **numbers: int) ->
 @click.option("--key-file", metavar="FILE", help="API key of that server.")
 @click.option("--rounds", type=click.IntRange(1), help="Counted rounds.  [default: the scenario's]")
 @click.option("--streams", type=click.IntRange(1), help="Requests at once.  [default: its own]")
-@click.option("--engine", type=click.Choice(["mock", "native", "llamacpp"]), help="Of our nodes.")
+@click.option("--engine", type=click.Choice(ENGINES), help="Of our nodes.")
 @click.option("--dtype", default="auto", show_default=True, help="Of the native engine.")
 @click.option("--batch-invariant", is_flag=True, help="Ask for lanes that tick alone.")
 @click.option("--seed", default=1, show_default=True)
@@ -72,6 +74,8 @@ def scenario(name: str, key_file: str | None, is_json: bool, **plan: Any) -> Non
     chosen = Plan(api_key=client_key(key_file), **plan)
     if chosen.is_beside and (chosen.base_url or chosen.engine):
         raise click.UsageError("--beside starts its servers: leave --base-url and --engine out")
+    if chosen.batch_invariant and chosen.engine in LIBRARIES:
+        raise click.UsageError(f"--batch-invariant: {chosen.engine} has no such lanes")
     if chosen.vllm_python and not chosen.is_beside:
         raise click.UsageError("--vllm-python belongs to --beside")
     try:

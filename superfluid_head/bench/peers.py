@@ -14,6 +14,8 @@ import httpx
 from superfluid_head.bench.rig import Child, Rig, RigError
 
 START_SECONDS = 60.0
+ASK_SECONDS = 5.0
+PAUSE_SECONDS = 0.2
 ROUTERS = {"vllm_router": ("vllm-router",), "sglang_router": ("sglang-router", "launch")}
 
 
@@ -27,7 +29,7 @@ def start_peers(rig: Rig, venv: Path, backend: str, model: str) -> list[tuple[st
             continue
         child = rig.spawn_plain(name, command)
         url = f"http://127.0.0.1:{port}"
-        _wait(rig, child, url, model)
+        wait_served(rig, child, chat_request(url, model), START_SECONDS)
         found.append((name, child, url))
     return found
 
@@ -67,22 +69,24 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _wait(rig: Rig, child: Child, url: str, model: str) -> None:
-    """Wait until it passes an answer on."""
+def chat_request(url: str, model: str) -> httpx.Request:
+    """Compose a short streamed chat, which a router passes on once it has found who answers."""
     body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-    deadline_ms = rig.now_ms() + START_SECONDS * 1000
-    while True:
-        try:
-            asked = httpx.post(
-                f"{url}/v1/chat/completions",
-                json={**body, "stream": True},
-                timeout=5,
-                trust_env=False,
-            )
-            if asked.status_code == httpx.codes.OK:
-                return
-        except httpx.HTTPError:
-            pass
-        if not child.is_running or rig.now_ms() > deadline_ms:
-            raise RigError(f"{child.name} does not serve:\n{child.log_end()}")
-        rig.sleep(0.2)
+    return httpx.Request("POST", f"{url}/v1/chat/completions", json={**body, "stream": True})
+
+
+def wait_served(rig: Rig, child: Child, question: httpx.Request, seconds: float) -> None:
+    """Put `question` again and again until it is answered well. Raises RigError when `child` ends or the time is over."""
+    deadline_ms = rig.now_ms() + seconds * 1000
+    # a client's own limit is only for the requests that it builds
+    question.extensions["timeout"] = httpx.Timeout(ASK_SECONDS).as_dict()
+    with httpx.Client(trust_env=False) as client:
+        while True:
+            try:
+                if client.send(question).is_success:
+                    return
+            except httpx.HTTPError:
+                pass
+            if not child.is_running or rig.now_ms() > deadline_ms:
+                raise RigError(f"{child.name} does not serve:\n{child.log_end()}")
+            rig.sleep(PAUSE_SECONDS)

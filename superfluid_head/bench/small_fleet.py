@@ -150,6 +150,7 @@ def ask_json(url: str, api_key: str | None = None) -> Any:
 
 
 def real_flags(nodes: int, engine: str = "native", dtype: str = "auto") -> tuple[str, ...]:
-    """Choose a real engine, the machine's cores shared fairly by the nodes on it."""
+    """Choose a real engine, the machine's cores shared fairly by the nodes on it; MLX takes what threads it likes."""
     threads = max(1, (os.cpu_count() or 1) // nodes)
-    return ("--engine", engine, "--threads", str(threads), "--dtype", dtype)
+    shared = () if engine == "mlx" else ("--threads", str(threads))
+    return ("--engine", engine, *shared, "--dtype", dtype)

@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from superfluid_core.clock import Clock
 from superfluid_core.errors import CapacityError
@@ -41,14 +41,22 @@ class Titled(Protocol):
     def title(self) -> str: ...
 
 
+class Origin(NamedTuple):
+    """The worker whose event it is, and when that one started, in seconds of wall time."""
+
+    worker: int
+    started_s: int
+
+
 @dataclass(frozen=True, slots=True)
 class FleetEvent:
-    """One thing that happened. `sequence` has no gaps; `at_s` is wall time, for people."""
+    """One thing that happened. `sequence` has no gaps; `at_s` is wall time, for people. `origin` None: it happened here."""
 
     sequence: int
     at_s: int
     kind: str
     fields: Mapping[str, Value]
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +89,10 @@ def _words(score: Score) -> str:
 
 
 class Listener:
-    """One reader of events. Iterate; it never ends by itself."""
+    """One reader of events, from number `after` on. Iterate; it never ends by itself."""
 
-    def __init__(self, history: list[FleetEvent]) -> None:
+    def __init__(self, history: list[FleetEvent], after: int) -> None:
+        self.after = after
         self._waiting: deque[FleetEvent] = deque(history)
         self._has_news = asyncio.Event()
         self._missed = 0
@@ -105,7 +114,8 @@ class Listener:
         first = self._waiting[0]
         if self._missed:
             missed, self._missed = self._missed, 0
-            return FleetEvent(first.sequence - 1, first.at_s, "missed", {"events": missed})
+            told = {"events": missed}
+            return FleetEvent(first.sequence - 1, first.at_s, "missed", told, first.origin)
         return self._waiting.popleft()
 
 
@@ -143,7 +153,8 @@ class Chronicle:
             raise CapacityError("too many listeners to fleet events")
         history = [] if since is None else [e for e in self._events if e.sequence > since]
         self._listened += 1
-        number, listener = self._listened, Listener(history)
+        after = self._sequence if since is None else since
+        number, listener = self._listened, Listener(history, after)
         self._listeners[number] = listener
         try:
             yield listener

@@ -12,7 +12,7 @@ import multiprocessing
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from superfluid_core.grammar.compiler import Vocabulary, vocabulary_of
 from superfluid_core.grammar.sources import source_of
 from superfluid_core.limits import HttpLimits
 from superfluid_core.modelfiles.template import ChatTemplate
+from superfluid_core.modelfiles.template_bounds import Budget, TemplateTooBusyError
 from superfluid_core.modelfiles.text_model import TextModel, from_text_files
 from superfluid_core.modelfiles.tokenizer import Tokenizer
 from superfluid_core.session import Grammar
@@ -44,6 +45,9 @@ AT_ONCE_BYTES_MAX = 2_048
 AT_ONCE_MESSAGES_MAX = 16
 AT_ONCE_NS_MAX = 5 * MS
 """A short conversation is rendered and tokenized on the event loop if the last one took no longer: a thread costs as much."""
+AT_ONCE_STEPS_MAX = 10_000
+AT_ONCE_CHARS_MAX = 1 << 20
+"""What a template may do there, whatever the last one took: it may have come to a slow part."""
 PLAIN_MEMBERS = frozenset({"role", "content"})
 
 T = TypeVar("T")
@@ -86,15 +90,22 @@ def _text_bytes(value: Any) -> int:
 
 
 def encode_conversation(
-    template: ChatTemplate, tokenizer: Tokenizer, conversation: Conversation
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    conversation: Conversation,
+    budget: Budget | None = None,
 ) -> tuple[int, ...]:
-    """Render and tokenize, blocking. Raises InvalidRequestError(TEMPLATE_ERROR) with the template's own words."""
+    """Render and tokenize, blocking. Raises InvalidRequestError(TEMPLATE_ERROR) with the template's own words.
+
+    Raises TemplateTooBusyError where a `budget` is given that does not suffice.
+    """
     rendered = template.render(
         [dict(message) for message in conversation.messages],
         tools=None if conversation.tools is None else [dict(tool) for tool in conversation.tools],
         add_generation_prompt=conversation.add_generation_prompt,
         continue_final_message=conversation.continue_final_message,
         kwargs=conversation.kwargs,
+        budget=budget,
     )
     return tuple(rendered.encode(tokenizer))
 
@@ -280,15 +291,19 @@ class ModelText:
                 size, encode_conversation, self.template, self.tokenizer, conversation
             )
         if self._is_quick:
-            return self._encode_timed(self.template, conversation)
+            few = Budget(AT_ONCE_STEPS_MAX, AT_ONCE_CHARS_MAX)
+            with suppress(TemplateTooBusyError):  # more work than the last one was: for a thread
+                return self._encode_timed(self.template, conversation, few)
         work = self._encode_timed
         return await self._workers.in_thread(size, work, self.template, conversation)
 
-    def _encode_timed(self, template: ChatTemplate, conversation: Conversation) -> tuple[int, ...]:
+    def _encode_timed(
+        self, template: ChatTemplate, conversation: Conversation, budget: Budget | None = None
+    ) -> tuple[int, ...]:
         """Note whether the model's template may be left to the event loop, for conversations like this one."""
         clock, self._is_quick = SystemClock(), False
         began_ns = clock.now_ns()
-        ids = encode_conversation(template, self.tokenizer, conversation)
+        ids = encode_conversation(template, self.tokenizer, conversation, budget)
         self._is_quick = clock.now_ns() - began_ns < AT_ONCE_NS_MAX
         return ids
 

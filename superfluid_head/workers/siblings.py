@@ -1,7 +1,7 @@
 """Makes a worker answer for all: an ASGI layer inside the gate, for the few routes that ask about a whole head.
 
 Owns which routes those are, and how the other workers are asked (their side doors, the caller's own key, a deadline). A summed route
-is answered from all that answer (the fleet's state, asked for or streamed, by its own endpoint, which is handed the way to the others); one that names a session, a stored response, a pinned prefix or a request is answered by whoever
+is answered from all that answer (the fleet's state, asked for or streamed, by its own endpoint, which is handed the way to the others, as is that of the events, which tells those of all); one that names a session, a stored response, a pinned prefix or a request is answered by whoever
 has it; what is done to a node is done by every head. It knows what paths mean and nothing of how they are answered.
 """
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from superfluid_core.limits import HttpLimits, WorkerLimits
 from superfluid_head.api.body import ClientGoneError, read_body
-from superfluid_head.api.console import IS_SHARE, JOIN, WITH_ALL_SLOTS
+from superfluid_head.api.console import FOLLOW, IS_SHARE, JOIN, WITH_ALL_SLOTS, Hear, Others
 from superfluid_head.api.errors import ApiError
 from superfluid_head.api.gate import is_side_door
 from superfluid_head.api.shapes import reply as shaped
@@ -33,11 +34,14 @@ from superfluid_head.workers.place import Place
 PASSED_ON = ("authorization", "x-api-key", "content-type", "x-request-id")
 SUMMED_PATHS = ("/metrics", "/scheduler/stats", "/v1/sessions")
 STATE = "/v1/fleet"
-JOINED_PATHS = (STATE, "/v1/fleet/events")
+EVENTS = "/v1/fleet/events"
+JOINED_PATHS = (STATE, EVENTS)
 OWNED = re.compile(
     r"/v1/(?:sessions/[^/]+(?:/qos)?|responses/[^/]+(?:/cancel|/input_items)?|prefixes/[^/]+|fleet/requests/.+)"
 )
 DONE_BY_ALL = re.compile(r"/v1/fleet/nodes/.+/(?:drain|undrain)")
+
+HOST = "http://worker"
 
 Merge = Callable[[dict[str, Any], Sequence[dict[str, Any]]], dict[str, Any]]
 MERGES: dict[str, Merge] = {
@@ -77,7 +81,7 @@ class Siblings:
         is_asked = is_side_door(scope, self._door)
         if scope["type"] == "http" and scope["path"] in JOINED_PATHS:
             around = scope.setdefault("state", {})
-            around |= {IS_SHARE: True} if is_asked else {JOIN: partial(self._join, scope)}
+            around |= {IS_SHARE: True} if is_asked else self._joined(scope)
         answer = None if is_asked else self._way(scope)
         if answer is None:
             await self._app(scope, receive, send)
@@ -94,6 +98,12 @@ class Siblings:
         kept = [pair for pair in found.headers if pair[0] != b"content-length"]
         response.raw_headers = [*kept, (b"content-length", str(len(found.body)).encode())]
         await response(scope, receive, send)
+
+    def _joined(self, scope: Scope) -> dict[str, Any]:
+        """Return the ways to the others that an endpoint is handed."""
+        follow = partial(self._follow, scope)
+        others = Others(self._place.number, self._place.count, follow)
+        return {JOIN: partial(self._join, scope), FOLLOW: others}
 
     def _way(self, scope: Scope) -> Any:
         path, method = scope["path"], scope["method"]
@@ -178,17 +188,11 @@ class Siblings:
         return [task.result() for task in asked]
 
     async def _there(self, number: int, scope: Scope, body: bytes, ask_s: float) -> Answered:
-        passed = {name.encode("ascii") for name in PASSED_ON}
-        headers = [(name, value) for name, value in scope["headers"] if name in passed]
+        headers = _passed_on(scope)
         query = scope.get("query_string", b"").decode("latin-1")
-        url = "http://worker" + scope["path"] + (f"?{query}" if query else "")
-        door = str(self._place.door(number))
-        transport = httpx.AsyncHTTPTransport(uds=door, verify=False)  # no TLS, so no certificates
+        url = HOST + scope["path"] + (f"?{query}" if query else "")
         try:
-            async with (
-                asyncio.timeout(ask_s),
-                httpx.AsyncClient(transport=transport, timeout=ask_s, trust_env=False) as client,
-            ):
+            async with asyncio.timeout(ask_s), self._client(number, ask_s) as client:
                 came = await client.request(scope["method"], url, headers=headers, content=body)
         except (httpx.HTTPError, TimeoutError):
             return Answered()
@@ -197,3 +201,54 @@ class Siblings:
         return Answered(
             came.status_code, tuple(pair for pair in found if pair[0] in kept), came.content
         )
+
+    def _client(self, number: int, timeout_s: float) -> httpx.AsyncClient:
+        """Make a client that goes by the door of worker `number`."""
+        door = str(self._place.door(number))
+        transport = httpx.AsyncHTTPTransport(uds=door, verify=False)  # no TLS, so no certificates
+        return httpx.AsyncClient(transport=transport, timeout=timeout_s, trust_env=False)
+
+    async def _follow(self, scope: Scope, ids: Mapping[int, str], hear: Hear) -> None:
+        """Hear the events of all others until cancelled; one that is away is asked again and again."""
+        async with asyncio.TaskGroup() as group:
+            for number in self._place.others():
+                group.create_task(self._follow_one(scope, number, ids.get(number, ""), hear))
+
+    async def _follow_one(self, scope: Scope, number: int, last: str, hear: Hear) -> None:
+        silent_s = 2 * self._limits.silence_ms / 1_000
+        while True:
+            headers = _passed_on(scope)
+            if last:
+                headers.append((b"last-event-id", last.encode("ascii")))
+            with suppress(httpx.HTTPError):
+                async with (
+                    self._client(number, silent_s) as client,
+                    client.stream("GET", HOST + EVENTS, headers=headers) as reply,
+                ):
+                    lines = reply.aiter_lines() if reply.status_code == httpx.codes.OK else None
+                    async for name, data in _events(lines):
+                        last = name
+                        hear(number, name, data)
+            await asyncio.sleep(self._bounds.follow_pause_ms / 1_000)
+
+
+async def _events(
+    lines: AsyncIterator[str] | None,
+) -> AsyncIterator[tuple[str, dict[str, Any] | None]]:
+    """Read events with their ids from a stream that a worker of ours writes; None for an id alone."""
+    if lines is None:
+        return
+    name, data = "", None
+    async for line in lines:
+        if line.startswith("id: "):
+            name = line[4:]
+        elif line.startswith("data: {"):
+            data = json.loads(line[6:])
+        elif not line and name:
+            yield name, data
+            name, data = "", None
+
+
+def _passed_on(scope: Scope) -> list[tuple[bytes, bytes]]:
+    passed = {name.encode("ascii") for name in PASSED_ON}
+    return [(name, value) for name, value in scope["headers"] if name in passed]

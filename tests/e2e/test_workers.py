@@ -144,6 +144,50 @@ def test_figures_and_charts_cover_all_workers_whichever_is_asked(head: Child) ->
     assert "first token p50 -" not in told
 
 
+def told_until(
+    head: Child, seen: str, is_enough: Callable[[list[dict[str, Any]]], bool]
+) -> list[dict[str, Any]]:
+    """Read events after those that `seen` names until there are enough; each with its id."""
+    found: list[dict[str, Any]] = []
+    url, name = f"{head.url}/v1/fleet/events", ""
+    with httpx.stream(
+        "GET", url, headers={"last-event-id": seen}, timeout=20, trust_env=False
+    ) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("id: "):
+                name = line[4:]
+            elif line.startswith("data: {"):
+                found.append({**json.loads(line[6:]), "id": name})
+            if is_enough(found):
+                break
+    return found
+
+
+def places(events: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    return sorted((each["worker"], each["sequence"]) for each in events)
+
+
+def test_events_of_all_workers_come_whichever_is_asked_and_go_on_at_any(head: Child) -> None:
+    with streaming(head, 10) as ended:
+        outcomes = ended()
+    assert [each.error for each in outcomes] == [None] * STREAMS
+
+    def is_all(found: list[dict[str, Any]]) -> bool:
+        return [each["kind"] for each in found].count("placed") >= STREAMS
+
+    whole = told_until(head, "0", is_all)
+    assert {each["worker"] for each in whole} == {0, 1}
+    assert len(set(places(whole))) == len(whole)
+    begun = whole[: len(whole) // 2]
+
+    def goes_on(found: list[dict[str, Any]]) -> bool:
+        return set(places([*begun, *found])) >= set(places(whole))
+
+    for _ in range(4):  # either worker is asked
+        every = places([*begun, *told_until(head, begun[-1]["id"], goes_on)])
+        assert len(set(every)) == len(every), "none comes twice"
+
+
 def test_clients_are_spread_and_metrics_are_one(head: Child) -> None:
     before = sample(get(head, "/metrics"), "superfluid_head_generations_total")
     with streaming(head, 60) as ended:

@@ -11,10 +11,10 @@ head turns, what does not is spread behind both halves of what does. Nothing tha
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -119,7 +119,20 @@ def is_wide(name: str, config: ModelConfig) -> bool:
 _PREFIXES = ("language_model.model.", "model.language_model.")
 
 
-class SafetensorsSource(AbstractContextManager["SafetensorsSource"]):
+class Closing(ABC):
+    """What is closed at the end of a `with`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_cause: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class SafetensorsSource(Closing):
     """A directory of safetensors; files are opened when first needed and closed together."""
 
     def __init__(
@@ -135,12 +148,7 @@ class SafetensorsSource(AbstractContextManager["SafetensorsSource"]):
         self._files: dict[Path, Any] = {}
         self._stack = ExitStack()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._files.clear()
         self._stack.close()
 
@@ -252,7 +260,7 @@ def gguf_name(name: str, norms: str = "before") -> str:
     return f"blk.{layer}.{parts[part]}.{kind}"
 
 
-class GgufSource(AbstractContextManager["GgufSource"]):
+class GgufSource(Closing):
     """A GGUF file, dequantized tensor by tensor."""
 
     def __init__(
@@ -263,12 +271,7 @@ class GgufSource(AbstractContextManager["GgufSource"]):
         self._order = _Order(config, is_interleaved=family in INTERLEAVED)
         self._config, self._device, self._dtype = config, device, dtype
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         self._file.close()
 
     def has(self, name: str) -> bool:

@@ -21,7 +21,7 @@ import httpx
 from superfluid_core.errors import SuperfluidError
 from superfluid_core.modelfiles.resolve import resolve
 from superfluid_head.bench.compare import VLLM_SETTINGS
-from superfluid_head.bench.peers import free_port
+from superfluid_head.bench.peers import free_port, wait_served
 from superfluid_head.bench.rig import Child, Rig, RigError
 from superfluid_head.bench.scenarios.base import Figures, Plan, Scenario
 from superfluid_head.bench.scenarios.stage import served_name
@@ -48,6 +48,9 @@ class Player:
 
 def alone(kind: type[Scenario], plan: Plan, stack: ExitStack) -> list[Player]:
     """Set up the one server of a plan. Raises RigError."""
+    if plan.engine == "mlx":
+        rig = stack.enter_context(Rig())
+        plan = replace(plan, model=str(_folder(rig, plan, engine=plan.engine)))
     scenario = kind(plan)
     scenario.setup(stack)
     return [Player("peer" if plan.base_url else scenario.engine_in_use, scenario)]
@@ -101,7 +104,7 @@ def _vllm(rig: Rig, stack: ExitStack, plan: Plan, python: str) -> str:
     url = f"http://127.0.0.1:{port}"
     with ExitStack() as ending:
         ending.callback(_end, child)
-        _wait_healthy(rig, child, url)
+        wait_served(rig, child, httpx.Request("GET", f"{url}/health"), START_SECONDS)
         stack.push(ending.pop_all())  # it serves: it ends with the others
     return url
 
@@ -113,16 +116,19 @@ def _window(plan: Plan) -> int:
         raise RigError(str(error)) from None
 
 
-def _folder(rig: Rig, plan: Plan) -> Path:
-    """Where vLLM finds the model: a GGUF file is written out for it. Raises RigError."""
-    files = resolve(plan.model)
+def _folder(rig: Rig, plan: Plan, *, engine: str = "") -> Path:
+    """Find the model as a directory of safetensors, for vLLM or `engine` of ours: a GGUF file is written out. Raises RigError."""
+    try:
+        files = resolve(plan.model)
+    except SuperfluidError as error:
+        raise RigError(str(error)) from None
     if files.kind != "gguf":
         return files.path
-    folder = rig.folder / "vllm-model"
-    command = [sys.executable, "-m", "superfluid_noded.bench_servers", "vllm-folder"]
+    folder = rig.folder / files.name
+    command = [sys.executable, "-m", "superfluid_noded.bench_servers", "plain-folder"]
     try:
         done = subprocess.run(
-            [*command, "--model", plan.model, str(folder)],
+            [*command, "--model", plan.model, "--engine", engine, str(folder)],
             capture_output=True, text=True, timeout=WRITE_SECONDS, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
@@ -130,19 +136,6 @@ def _folder(rig: Rig, plan: Plan) -> Path:
     if done.returncode != 0:
         raise RigError(f"the weights could not be written: {done.stderr.strip()[-300:]}")
     return folder
-
-
-def _wait_healthy(rig: Rig, child: Child, url: str) -> None:
-    deadline_ms = rig.now_ms() + START_SECONDS * 1000
-    while True:
-        try:
-            if httpx.get(f"{url}/health", timeout=5, trust_env=False).is_success:
-                return
-        except httpx.HTTPError:
-            pass
-        if not child.is_running or rig.now_ms() > deadline_ms:
-            raise RigError(f"{child.name} does not serve:\n{child.log_end()}")
-        rig.sleep(0.5)
 
 
 def _end(child: Child) -> None:

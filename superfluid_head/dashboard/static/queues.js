@@ -61,7 +61,7 @@ export class Happenings {
   }
 
   update(events) {
-    this.lines.update(events.slice(0, LINES_MAX), (event) => `${event.at}-${event.sequence}`, (part, event) => {
+    this.lines.update(events.slice(0, LINES_MAX), (event) => `${event.at}-${event.worker ?? 0}-${event.sequence}`, (part, event) => {
       const [level, who, words] = said(event);
       setData(part.root, "level", level);
       setText(part.mark, MARKS[level]);

@@ -11,10 +11,12 @@ function capped(map, key, value) {
   if (map.size > REQUESTS_MAX) map.delete(map.keys().next().value);
 }
 
+const newestFirst = (a, b) => b.at - a.at || b.sequence - a.sequence;
+
 export class Store {
   constructor() {
     this.state = null;
-    this.started = null;
+    this.starts = [];
     this.points = [];
     this.events = [];
     this.placements = [];
@@ -23,8 +25,10 @@ export class Store {
   }
 
   takeState(state) {
-    if (this.started !== state.head.started) {
-      this.started = state.head.started;
+    const starts = (state.workers ?? [state.head]).map((each) => each.started);
+    const isSame = starts.some((each) => this.starts.includes(each));
+    this.starts = starts;
+    if (!isSame) {
       this.points = [];
       this.events = [];
       this.placements = [];
@@ -41,7 +45,7 @@ export class Store {
       this.placements = [event, ...this.placements].slice(0, PLACEMENTS_MAX);
       return this.arrived(event);
     }
-    this.events = [event, ...this.events].slice(0, EVENTS_MAX);
+    this.events = [event, ...this.events].sort(newestFirst).slice(0, EVENTS_MAX);
     if (event.kind === "moved") {
       const choice = `${event.request} ${event.choice}`;
       capped(this.moves, event.request, (this.moves.get(event.request) ?? 0) + 1);
@@ -65,7 +69,7 @@ export class Store {
 
   happened(withPlacements) {
     if (!withPlacements) return this.events;
-    return [...this.events, ...this.placements].sort((a, b) => b.sequence - a.sequence).slice(0, EVENTS_MAX);
+    return [...this.events, ...this.placements].sort(newestFirst).slice(0, EVENTS_MAX);
   }
 
   /** How many sessions of each class run, and which classes are on which node, as far as this head knows. */

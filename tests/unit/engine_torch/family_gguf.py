@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from superfluid_core.modelfiles.config import ModelConfig
+
 ARCHITECTURES = {
     "mistral": "llama",
     "gemma2-16": "gemma2",
@@ -60,6 +62,28 @@ def write_family(
         else:
             packed = gguf.quants.quantize(numbers, kind)
             writer.add_tensor(known or stored, packed, raw_dtype=kind)
+    finish(writer)
+
+
+def started(path: Path, architecture: str, config: ModelConfig) -> Any:
+    """Begin a file with the sizes that every family names; its tensors come next, `finish` last."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_block_count(config.layers)
+    writer.add_context_length(config.window)
+    writer.add_embedding_length(config.hidden)
+    writer.add_feed_forward_length(config.intermediate)
+    writer.add_head_count(config.heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_vocab_size(config.vocabulary)
+    return writer
+
+
+def finish(writer: Any) -> None:
+    """Write everything that was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -30,7 +30,7 @@ from superfluid_core.engine.torch.sources import gguf_name
 from superfluid_core.engine.torch.weights import load_weights
 from superfluid_core.errors import ConfigError
 from tests.unit.engine_torch.conftest import files_of
-from tests.unit.engine_torch.family_gguf import read_tensors
+from tests.unit.engine_torch.family_gguf import finish, read_tensors, started
 from tests.unit.engine_torch.packers import FORMS, publish
 
 SIZES = TinySizes(300, 256, 512, 2, 4, 2, 64, 512)
@@ -68,19 +68,8 @@ def q4_k(weight: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def write_quantized(directory: Path, kind: str, *, is_mixed: bool = False) -> Path:
     """Write a tiny Qwen 3 as GGUF; of a mixed one values and down products are int8, and one matrix stays plain."""
     model = write_tiny_model(directory, SIZES)
-    path, config = directory / "tiny.gguf", model.config
-    writer = gguf.GGUFWriter(path, "qwen3")
-    writer.add_block_count(config.layers)
-    writer.add_context_length(config.window)
-    writer.add_embedding_length(config.hidden)
-    writer.add_feed_forward_length(config.intermediate)
-    writer.add_head_count(config.heads)
-    writer.add_head_count_kv(config.kv_heads)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(config.rope_theta)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_vocab_size(config.vocabulary)
+    path = directory / "tiny.gguf"
+    writer = started(path, "qwen3", model.config)
     for name, tensor in read_tensors(directory).items():
         numbers = tensor.float().numpy()
         own = kind
@@ -97,10 +86,7 @@ def write_quantized(directory: Path, kind: str, *, is_mixed: bool = False) -> Pa
             raw_dtype = gguf.GGMLQuantizationType[own]
             packed = gguf.quants.quantize(numbers, raw_dtype)
             writer.add_tensor(gguf_name(name), packed, raw_dtype=raw_dtype)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

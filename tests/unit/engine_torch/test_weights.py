@@ -18,6 +18,7 @@ from superfluid_core.engine.torch.rope import rope_frequencies, rope_table, rota
 from superfluid_core.engine.torch.sources import gguf_name, uninterleave
 from superfluid_core.errors import ModelFilesError
 from superfluid_core.modelfiles.config import ModelConfig, RopeScaling, config_from_hf
+from tests.unit.engine_torch.conftest import files_of
 
 Tiny = Callable[[str], tuple[Path, Any]]
 NORM = "model.layers.1.input_layernorm.weight"
@@ -53,23 +54,12 @@ def test_integers_are_not_taken_for_weights(tiny: Tiny, tmp_path: Path, build_en
         build_engine(path)
 
 
-def write_gguf(model: Any, path: Path, architecture: str) -> None:
+def write_gguf(directory: Path, model: Any, path: Path, architecture: str) -> None:
     """A small GGUF as converters write it: `llama` query and key rows interleaved, rotary factors in a tensor."""
-    import gguf
+    from tests.unit.engine_torch.family_gguf import finish, started
 
     config = model.config
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_key_length(config.head_dim if architecture == "qwen3" else 16)
-    writer.add_value_length(config.head_dim if architecture == "qwen3" else 16)
-    writer.add_vocab_size(config.vocab_size)
+    writer = started(path, architecture, files_of(directory).config)
     tied = config.tie_word_embeddings
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and tied:
@@ -86,10 +76,7 @@ def write_gguf(model: Any, path: Path, architecture: str) -> None:
             config.rope_parameters["rope_theta"] ** (torch.arange(0, 16, 2).float() / 16)
         )
         writer.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq).numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 @pytest.mark.reference
@@ -107,7 +94,7 @@ def test_a_gguf_file_runs_as_the_checkpoint_it_was_made_of(
     name: str, architecture: str, tiny: Tiny, build_engine: Any, tmp_path: Path
 ) -> None:
     directory, model = tiny(name)
-    write_gguf(model, tmp_path / "tiny.gguf", architecture)
+    write_gguf(directory, model, tmp_path / "tiny.gguf", architecture)
     found = []
     for path in (directory, tmp_path / "tiny.gguf"):
         engine = build_engine(path, kv_blocks=16)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import socket
 from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import pytest
 from click.testing import CliRunner
 
+from superfluid_core.errors import ConfigError
+from superfluid_head.bench import peers
 from superfluid_head.bench.cli import bench
 from superfluid_head.bench.rig import Rig, RigError
 from superfluid_head.bench.scenarios import beside, run
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario
 from superfluid_head.bench.scenarios.beside import Player
 from superfluid_head.bench.scenarios.run import run_scenario
+from superfluid_noded import bench_servers
 
 PLAN = Plan(rounds=2, is_beside=True)
 
@@ -113,6 +119,38 @@ def test_a_server_of_others_that_does_not_come_up_is_said_and_left_out(
     assert lines[1].startswith("vllm: left out: vllm does not serve")
 
 
+class Asked(Timed):
+    """One that remembers which model it was to serve."""
+
+    asked: ClassVar[list[str]] = []
+
+    def setup(self, stack: ExitStack) -> None:
+        self.asked.append(self.plan.model)
+
+
+def test_mlx_gets_a_directory_of_safetensors_and_the_others_what_was_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(beside, "_folder", lambda _rig, _plan, *, engine: tmp_path / engine)
+    for engine in ("mlx", "llamacpp"):
+        with ExitStack() as stack:
+            beside.alone(Asked, Plan(engine=engine), stack)
+    assert Asked.asked == [str(tmp_path / "mlx"), "demo"]
+
+
+def test_an_engine_that_is_not_installed_is_told_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "mlx_lm" else find_spec(name)
+    )
+    with pytest.raises(ConfigError, match=r"needs mlx_lm: pip install 'superfluid-fleet\[mlx\]'"):
+        bench_servers.main.main(
+            ["plain-folder", "--model", "demo", "--engine", "mlx", "nowhere"], standalone_mode=False
+        )
+
+
 def has_ended(pid: int) -> bool:
     """It is gone, or only its exit is left for somebody to read."""
     try:
@@ -143,6 +181,19 @@ def test_a_server_that_does_not_come_up_in_time_is_ended_before_the_others_play(
         grandchild = int(child.log_text())
         while not has_ended(grandchild):
             rig.sleep(0.01)
+
+
+def test_a_server_that_takes_a_question_and_never_answers_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "ASK_SECONDS", 0.05)
+    with Rig() as rig, socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        child = rig.spawn_plain("mute", ["sleep", "60"])
+        for question in (peers.chat_request(url, "m"), httpx.Request("GET", f"{url}/health")):
+            with pytest.raises(RigError, match="mute does not serve"):
+                peers.wait_served(rig, child, question, 0.2)
+        assert child.is_running
 
 
 def test_what_needs_its_own_processes_is_not_played_beside_others() -> None:

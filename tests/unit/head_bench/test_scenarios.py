@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from superfluid_core.clock import SystemClock
-from superfluid_head.bench.cli import bench
+from superfluid_head.bench.cli import ENGINES, bench
 from superfluid_head.bench.load import Answer, Said
 from superfluid_head.bench.placement import run_placement
 from superfluid_head.bench.proxy import HoleProxy
@@ -31,6 +31,7 @@ from superfluid_head.bench.scenarios.prefix import hit_rate
 from superfluid_head.bench.scenarios.run import run_scenario
 from superfluid_head.bench.scenarios.shared_prefix import prefills
 from superfluid_head.bench.scenarios.stage import is_typed
+from superfluid_head.bench.small_fleet import real_flags
 
 
 class Played(Scenario):
@@ -130,6 +131,9 @@ def test_the_command_lists_scenarios_and_refuses_unknown_ones() -> None:
     refused = runner.invoke(bench, ["scenario", "kill", "--base-url", "http://127.0.0.1:9"])
     assert refused.exit_code == 3
     assert "it kills processes" in refused.output
+    alone = runner.invoke(bench, ["scenario", "kill", "--engine", "mlx", "--batch-invariant"])
+    assert alone.exit_code == 2
+    assert "mlx has no such lanes" in alone.output
 
 
 def test_an_answer_keeps_choices_apart_with_everything_that_was_said() -> None:
@@ -167,6 +171,15 @@ def test_an_error_in_the_servers_words_is_typed_and_a_torn_connection_is_not() -
     assert is_typed(answer("a", error="503: busy", is_done=False))
     assert not is_typed(answer("a", error="the stream ended without [DONE]", is_done=False))
     assert not is_typed(answer("a", error="ReadError: ", is_done=False))
+
+
+@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "mock"])
+def test_a_kill_on_any_real_engine_is_judged_by_what_ends_whole(engine: str) -> None:
+    bars = [bar.figure for bar in scenario_named("kill")(Plan(engine=engine)).bars]
+    assert bars == ["failed", "moved"]
+    flags = real_flags(2, engine)
+    assert flags[:2] == ("--engine", engine)
+    assert ("--threads" in flags) == (engine != "mlx"), "MLX refuses the flag"
 
 
 def test_a_gap_counts_from_the_kill_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from superfluid_core.clock import SECOND
 from superfluid_core.errors import CapacityError, ErrorCode, InvalidRequestError
 from superfluid_core.limits import HttpLimits
 from superfluid_core.modelfiles.resolve import resolve
+from superfluid_core.modelfiles.template import ChatTemplate
 from superfluid_core.modelfiles.text_model import TextModel, from_text_files
 from superfluid_head.text.catalog import TextCatalog
 from superfluid_head.text.channel import Channel, ChannelOptions
@@ -22,6 +25,7 @@ from superfluid_head.text.chat import (
     Conversation,
     ModelText,
     TextWorkers,
+    encode_conversation,
     output_budget,
 )
 from superfluid_head.text.detokenizer import Detokenizer
@@ -93,6 +97,38 @@ def test_what_can_never_fit_is_refused_before_it_is_tokenized(
         asyncio.run(text.encode(said("x" * 8_000_000), 2_048))
     assert caught.value.code is ErrorCode.CONTEXT_LENGTH_EXCEEDED
     assert "maximum context length is 2048 tokens" in caught.value.message
+
+
+def test_a_template_that_comes_to_a_slow_part_is_left_to_a_thread(
+    demo: TextModel, workers: TextWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the loop it gets a small budget; what takes more is rendered in a thread, with the same outcome."""
+    text = ModelText("demo", demo, workers)
+    source = (
+        "{% for m in messages %}{% if 'slow' in m.content %}{% for n in range(30000) %}{% endfor %}"
+        "{% endif %}{{ m.content }}{% endfor %}"
+    )
+    text.template = ChatTemplate(source, bos="", eos="")
+    loop = threading.get_ident()
+    rendered: list[tuple[bool, bool]] = []
+
+    def watched(*arguments: Any) -> tuple[int, ...]:
+        is_here = threading.get_ident() == loop
+        rendered.append((is_here, False))
+        ids = encode_conversation(*arguments)
+        rendered[-1] = (is_here, True)
+        return ids
+
+    monkeypatch.setattr("superfluid_head.text.chat.encode_conversation", watched)
+    monkeypatch.setattr("superfluid_head.text.chat.AT_ONCE_NS_MAX", 3_600 * SECOND)
+
+    async def talk() -> list[str]:
+        every = [await text.encode(said(words), 2_048) for words in ("one", "two", "slow", "four")]
+        return [b"".join(map(text.tokenizer.token_bytes, ids)).decode() for ids in every]
+
+    assert asyncio.run(talk()) == ["one", "two", "slow", "four"]
+    in_thread, on_loop, broken_off = (False, True), (True, True), (True, False)
+    assert rendered == [in_thread, on_loop, broken_off, in_thread, on_loop]
 
 
 def test_a_model_without_a_template_says_so(demo: TextModel, workers: TextWorkers) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -36,6 +37,8 @@ from superfluid_noded.recording import Recordings
 
 KEYS = keys_from_secrets((b"k" * 32,))
 TEXTS = NumberedTexts(1024)
+NUMBERS = itertools.count(1)
+"""No two nodes have one identity: a head would take the second for the first one, come back."""
 M = TypeVar("M", bound=Message)
 
 
@@ -164,7 +167,8 @@ async def serving(
         sim = SimOptions(**({"lanes": 4, "blocks": 512, "eos_probability": 0.0} | options))
         said = load_script(script, TEXTS)
         engine = SimEngine(TEXTS, sim, clock, pause=ThreadPause(), script=said)
-    given = {"model": "m", "engine": "mock", "identity": "node-1"} | (flags or {})
+    identity = f"node-{next(NUMBERS)}"
+    given = {"model": "m", "engine": "mock", "identity": identity} | (flags or {})
     config = build_config(read_settings(given, None), Surroundings(None, None, None, None))
     built = Built(engine, engine.describe(), files or {})
     models: list[tuple[tuple[str, ...], Built]] = [(("m", "alias"), built)]

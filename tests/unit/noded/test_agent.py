@@ -339,6 +339,15 @@ def test_files_come_in_pieces_with_a_digest_and_unknown_names_empty() -> None:
     asyncio.run(main())
 
 
+def test_every_node_of_these_tests_has_an_identity_of_its_own() -> None:
+    async def main() -> None:
+        async with serving() as one, serving() as other:
+            cards = [each.node.agent.card.identity for each in (one, other)]
+            assert cards[0] != cards[1]
+
+    asyncio.run(main())
+
+
 def test_stats_and_sessions_are_answered() -> None:
     async def body(rig: NodeRig) -> None:
         head = await rig.link()
@@ -350,7 +359,7 @@ def test_stats_and_sessions_are_answered() -> None:
         await head.until(lambda: head.of(Stats) and head.of(Sessions))
         figures = json.loads(b"".join(piece.data for piece in head.of(Stats)))
         assert figures["scheduler"]["lanes"] == 4
-        assert figures["node"]["identity"] == "node-1"
+        assert figures["node"]["identity"] == rig.node.agent.card.identity
         rows = [row for piece in head.of(Sessions) for row in piece.rows]
         assert [(row.head, row.session, row.tenant) for row in rows] == [
             ("head-1", 11, "acme"),

@@ -90,7 +90,7 @@ def test_under_an_own_authority_each_node_mints_a_salt_and_says_it(tmp_path: Pat
     async def main() -> list[bytes]:
         salts = []
         for keys in (files, files, AUTHORITY):
-            async with serving(keys=keys) as rig:
+            async with serving(keys=keys, flags={"identity": "node-1"}) as rig:
                 welcome = rig.node.agent.welcome(hello)
                 salts.append(getattr(welcome, "salt", b"?"))
                 assert repr(rig.node.agent.card).count("salt") == 0

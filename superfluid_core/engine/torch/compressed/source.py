@@ -8,9 +8,7 @@ the head) goes through untouched: a matrix is quantized where its packed tensor 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -27,7 +25,7 @@ from superfluid_core.engine.torch.compressed.integers import (
 from superfluid_core.engine.torch.compressed.parts import Parts
 from superfluid_core.engine.torch.compressed.rows import Fp8Rows
 from superfluid_core.engine.torch.quantized import QuantizedRows
-from superfluid_core.engine.torch.sources import Entry, Part, SafetensorsSource
+from superfluid_core.engine.torch.sources import Closing, Entry, Part, SafetensorsSource
 from superfluid_core.modelfiles.config import ModelConfig
 from superfluid_core.modelfiles.quantization import MATRIX, Layout, Quantization, holds_matrix
 
@@ -46,7 +44,7 @@ NEEDED: dict[Layout, tuple[str, ...]] = {
 ZEROS: dict[Layout, tuple[str, ...]] = {"awq": ("qzeros",), "packed": ("weight_zero_point",)}
 
 
-class CompressedSource(AbstractContextManager["CompressedSource"]):
+class CompressedSource(Closing):
     """A directory of safetensors with quantized matrices; `kept` says how."""
 
     def __init__(
@@ -60,13 +58,8 @@ class CompressedSource(AbstractContextManager["CompressedSource"]):
         self._files = SafetensorsSource(directory, config, device, dtype)
         self._kept, self._dtype = kept, dtype
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._files.__exit__(kind, error, trace)
+    def close(self) -> None:
+        self._files.close()
 
     def has(self, name: str) -> bool:
         return self._find(name) is not None or self._files.has(name)
