@@ -255,16 +255,19 @@ class StreamingReply(Response):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` unless the client leaves first: then it is cancelled and ClientGoneError raised."""
-    async with asyncio.TaskGroup() as group:
-        worker = group.create_task(_outcome(work))
-        watcher = group.create_task(_until_gone(receive))
-        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
-        is_gone = not worker.done()
-        (worker if is_gone else watcher).cancel()
-    if is_gone:
-        raise ClientGoneError
-    value, failure = worker.result()
+    """Run `work` unless the client leaves first: then it is cancelled and ClientGoneError raised.
+
+    It runs in the caller's task: what need not wait is done before the loop turns.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(_until_gone(receive))
+            value, failure = await _outcome(work)
+            watcher.cancel()
+    except BaseExceptionGroup as failures:
+        if failures.split(ClientGoneError)[0] is None:
+            raise
+        raise ClientGoneError from None
     if failure is not None:
         raise failure
     return value  # type: ignore[return-value]  # a value of T whenever there is no failure
@@ -281,3 +284,4 @@ async def _outcome(work: Coroutine[Any, Any, T]) -> tuple[T | None, Exception | 
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    raise ClientGoneError

@@ -200,8 +200,9 @@ class Generation:
         return event
 
     def set_class(self, qos: QosClass) -> None:
-        """Serve it as `qos` from now on, wherever it is."""
-        self._owner.set_class(self, qos)
+        """Serve it as `qos` from now on, wherever it is; nothing is to be said of the class that it has."""
+        if qos is not self.qos:
+            self._owner.set_class(self, qos)
 
     # --- for the fleet: never waits ---
 
