@@ -201,7 +201,7 @@ class Generation:
 
     def set_class(self, qos: QosClass) -> None:
         """Serve it as `qos` from now on, wherever it is; nothing is to be said of the class that it has."""
-        if qos is not self.qos:
+        if qos != self.qos:
             self._owner.set_class(self, qos)
 
     # --- for the fleet: never waits ---
