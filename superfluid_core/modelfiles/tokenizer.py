@@ -30,7 +30,7 @@ from superfluid_core.modelfiles.literals import pattern_of
 SPACE = "▁"
 VOCABULARY_MAX = 1 << 22
 SHORT_CHARS = 1_000
-"""Texts longer than this are tokenized without the interpreter lock, which the library only lets go of in batches."""
+"""Texts longer than this, all together, are tokenized without the interpreter lock, which the library only lets go of in batches."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -194,10 +194,10 @@ class Tokenizer:
 
     def _ordinary(self, inner: tokenizers.Tokenizer, texts: list[str]) -> list[list[int]]:
         try:
-            if len(texts) == 1 and len(texts[0]) <= SHORT_CHARS:
-                found = [inner.encode(texts[0], add_special_tokens=False)]
+            if sum(map(len, texts)) <= SHORT_CHARS:  # a batch would wake the library's threads
+                found = [inner.encode(text, add_special_tokens=False) for text in texts]
             else:
-                found = inner.encode_batch_fast(texts, add_special_tokens=False) if texts else []
+                found = inner.encode_batch_fast(texts, add_special_tokens=False)
         except (TypeError, UnicodeEncodeError) as cause:
             raise InvalidRequestError("the text holds half of a surrogate pair") from cause
         return [self._harmless(encoding.ids) for encoding in found]

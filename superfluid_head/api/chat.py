@@ -165,7 +165,7 @@ class _Run(Run):
                 case Started():
                     pass
 
-        way = ShortWay(stream, self.note, self._told)
+        way = ShortWay(stream, self, self._told, self._templates)
         await self.follow(self._channels(), emit, way)
         if self._usage_wanted:
             usage = self.usage()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar, TypeVarTuple
 
 from superfluid_core.clock import SECOND, Clock
 from superfluid_core.errors import ErrorCode, GenerationError, SuperfluidError
-from superfluid_core.session import FinishReason
+from superfluid_core.session import FinishReason, TokenLogprobs
 from superfluid_head.api.ports import FleetDoor, GenerationDoor
 from superfluid_head.api.together import together
 from superfluid_head.fleet.events import (
@@ -25,6 +25,9 @@ from superfluid_head.fleet.events import (
 )
 from superfluid_head.metrics import HeadMetrics
 from superfluid_head.text.channel import Channel, Delta
+
+T = TypeVar("T")
+Ids = TypeVarTuple("Ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +68,15 @@ Emit = Callable[[ChoiceEvent], Awaitable[None]]
 
 
 class Teller(Protocol):
-    """The short way for text, without a task between the link and the reader. `tell` is only called right after `is_ready`."""
+    """The short way for text, without a task between the link and the reader. It is told something only right after `is_ready`."""
 
     def is_ready(self) -> bool: ...
 
     def tell(self, text: Text) -> None: ...
+
+    def tell_words(self, choice: int, words: str, count: int, ids: tuple[int, ...]) -> None:
+        """Do what `tell` does with a Text of nothing but words, of which there are some."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +128,8 @@ class _Choice:
         self._logprobs_asked = request.sampling.logprobs is not None
         self._door: GenerationDoor | None = None
         self._teller = stage.teller
+        self._clock = stage.clock
+        self._vitals = stage.metrics.vitals
         self._meter = stage.metrics.meter(request.model, request.qos)
 
     async def run(self) -> None:
@@ -175,48 +184,59 @@ class _Choice:
         self._measure(len(event.ids))
         await self._start()
         if self._channel.stop is None:
-            for text in self._read(event):
+            if self._channel.is_bare:
+                words, ids = self._timed(self._plain, event.ids)
+                if words:
+                    await self._emit(Text(self._index, Delta(words), self._channel.count, ids))
+                return
+            for text in self._timed(self._parsed, event.ids, event.logprobs):
                 await self._emit(text)
 
-    def _is_told(self, event: TokensEvent) -> bool:
+    def _is_told(self, ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs]) -> bool:
         """Take ids the short way, if nothing is in it."""
-        teller = self._teller
-        if teller is None or not self._has_started or self._channel.stop is not None:
+        teller, channel = self._teller, self._channel
+        if teller is None or not self._has_started or channel.stop is not None:
             return False
         if not teller.is_ready():
             return False
-        self._measure(len(event.ids))
-        for text in self._read(event):
-            teller.tell(text)
+        self._measure(len(ids))
+        if not channel.is_bare:
+            for text in self._timed(self._parsed, ids, logprobs):
+                teller.tell(text)
+            return True
+        words, told = self._timed(self._plain, ids)
+        if words:
+            teller.tell_words(self._index, words, channel.count, told)
         return True
 
-    def _read(self, event: TokensEvent) -> Sequence[Text]:
+    def _timed(self, read: Callable[[*Ids], T], *ids: *Ids) -> T:
         """Turn ids into text; now and then it is timed."""
         if not self._meter.is_due():
-            return self._plain(event.ids) if self._channel.is_bare else self._parsed(event)
-        clock = self._stage.clock
-        began_ns = clock.now_ns()
-        texts = self._plain(event.ids) if self._channel.is_bare else self._parsed(event)
-        self._meter.detokenized((clock.now_ns() - began_ns) / SECOND)
-        return texts
+            return read(*ids)
+        began_ns = self._clock.now_ns()
+        found = read(*ids)
+        self._meter.detokenized((self._clock.now_ns() - began_ns) / SECOND)
+        return found
 
-    def _plain(self, ids: tuple[int, ...]) -> Sequence[Text]:
-        """Do it for a bare channel, in which nothing ends the output."""
-        channel = self._channel
-        words = channel.read(ids)
+    def _plain(self, ids: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+        """Read ids in a bare channel, in which nothing ends the output: the words, and the ids that no event has told yet.
+
+        The ids wait while there are no words.
+        """
+        words = self._channel.read(ids)
         if not words:
             self._unsent += ids
-            return ()
+            return words, ()
         if self._unsent:
             ids = (*self._unsent, *ids)
             self._unsent.clear()
         self._sent += len(ids)
-        return (Text(self._index, Delta(words), channel.count, ids),)
+        return words, ids
 
-    def _parsed(self, event: TokensEvent) -> Sequence[Text]:
-        """Do it for all others, and end the generation where a stop string does."""
-        self._unsent += event.ids
-        deltas = self._channel.push(event.ids, event.logprobs if self._logprobs_asked else None)
+    def _parsed(self, ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs]) -> Sequence[Text]:
+        """Read ids in any other channel, and end the generation where a stop string does."""
+        self._unsent += ids
+        deltas = self._channel.push(ids, logprobs if self._logprobs_asked else None)
         stop = self._channel.stop
         if stop is not None and self._door is not None:
             self._door.stop(stop.count)
@@ -248,7 +268,7 @@ class _Choice:
         return some
 
     def _measure(self, count: int) -> None:
-        vitals, now_ns = self._stage.metrics.vitals, self._stage.clock.now_ns()
+        vitals, now_ns = self._vitals, self._clock.now_ns()
         elapsed_s = (now_ns - self._last_ns) / SECOND
         node = None if self._door is None else self._door.node
         if self._last_ns == self._began_ns:

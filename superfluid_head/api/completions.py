@@ -238,7 +238,7 @@ class _Run(Run):
                 case Started():
                     pass
 
-        await self._follow(emit, ShortWay(stream, self.note, self._told))
+        await self._follow(emit, ShortWay(stream, self, self._told, self._templates))
         if not self.prepared.requests:
             await self._begin(stream)
             for choice in range(len(self._answers)):

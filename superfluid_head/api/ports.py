@@ -10,10 +10,10 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
 
-from superfluid_core.session import QosClass
+from superfluid_core.session import QosClass, TokenLogprobs
 from superfluid_head.fleet.chronicle import Listener, PlacementRecord
 from superfluid_head.fleet.embeds import EmbedRequest
-from superfluid_head.fleet.events import GenerationEvent, GenerationRequest, TokensEvent
+from superfluid_head.fleet.events import GenerationEvent, GenerationRequest
 from superfluid_head.fleet.pins import PinnedPrefix, PrefixPin
 from superfluid_head.metrics.nodes import NodeFigures
 
@@ -44,8 +44,11 @@ class GenerationDoor(Protocol):
         """Where it runs or ran last."""
         ...
 
-    def offer(self, taker: Callable[[TokensEvent], bool]) -> None:
-        """Offer ids to `taker` the moment they come, while nothing waits; what it does not take waits as an event."""
+    def offer(self, taker: Callable[[tuple[int, ...], Sequence[TokenLogprobs]], bool]) -> None:
+        """Offer ids and their log-probabilities (parallel or empty) to `taker` the moment they come, while nothing waits.
+
+        What it does not take waits as an event.
+        """
         ...
 
     def stop(self, count: int) -> None:

@@ -1,6 +1,6 @@
 """uvicorn's HTTP/1.1 protocol with bounds of its own: header size, count and deadline, connections, JSON parse errors.
 
-Works below the application, where a request is not one yet. Also hands three things to the scope: `superfluid.is_blocked`, whether the
+Works below the application, where a request is not one yet. Also hands three things to the scope: `superfluid.flow`, whether the
 reader takes nothing just now, `superfluid.write`, the short way to it, and `superfluid.abort`, the way to drop it.
 """
 
@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from superfluid_core.limits import HttpLimits
 from superfluid_head.access.addresses import Connections, Proxies
 from superfluid_head.api.errors import ApiError
-from superfluid_head.api.sse import ABORT, IS_BLOCKED, WRITE
+from superfluid_head.api.sse import ABORT, FLOW, WRITE
 
 # Strangers decide how many of their requests are none: those are answered, and no line each in the log.
 _logger = logging.getLogger("superfluid_head.connections")
@@ -56,9 +56,6 @@ class HeadProtocol(HttpToolsProtocol):
         transport.set_write_buffer_limits(high=high, low=high // 4)
         self._arm()
 
-    def _is_blocked(self) -> bool:
-        return self.flow.write_paused
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         if self._address is not None:
@@ -77,9 +74,7 @@ class HeadProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
         self._head_bytes = 0
-        cast("dict[str, Any]", self.scope).update(
-            {ABORT: self.transport.abort, IS_BLOCKED: self._is_blocked}
-        )
+        cast("dict[str, Any]", self.scope).update({ABORT: self.transport.abort, FLOW: self.flow})
         self._arm()
 
     def on_headers_complete(self) -> None:

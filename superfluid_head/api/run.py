@@ -36,11 +36,12 @@ from superfluid_head.api.qos import Service, client_of
 from superfluid_head.api.schemas.chat import SamplingMembers
 from superfluid_head.api.sessions import LiveSession
 from superfluid_head.api.spans import trace_id
-from superfluid_head.api.sse import EventStream
+from superfluid_head.api.sse import EventStream, TextTemplate
 from superfluid_head.api.state import Head, Target
 from superfluid_head.fleet.events import GenerationRequest
 from superfluid_head.text.channel import Channel, ChannelOptions
 from superfluid_head.text.chat import ModelText
+from superfluid_head.text.delta import Delta
 from superfluid_head.text.detokenizer import Detokenizer
 from superfluid_head.text.speech import Speech
 
@@ -180,26 +181,6 @@ class Tally:
             thoughts = sum(self.thoughts.values())
             usage["completion_tokens_details"] = {"reasoning_tokens": thoughts}
         return usage
-
-
-class ShortWay:
-    """A Teller into a stream: `told` makes the events of some text, or nothing."""
-
-    __slots__ = ("_note", "_told", "_write", "is_ready")
-
-    def __init__(
-        self, stream: EventStream, note: Callable[[Text], None], told: Callable[[Text], bytes]
-    ) -> None:
-        self.is_ready = stream.is_ready
-        self._write = stream.write
-        self._note = note
-        self._told = told
-
-    def tell(self, text: Text) -> None:
-        self._note(text)
-        data = self._told(text)
-        if data:
-            self._write(data)
 
 
 class Run:
@@ -344,6 +325,44 @@ class Run:
             found["prompt_rate"] = _rate(computed, working_ns)
             found["rate"] = _rate(later, later_ns)
         return found
+
+
+class ShortWay:
+    """A Teller into a stream: `told` makes the events of some text, or nothing.
+
+    `templates` holds, by choice, what makes the event of plain words; a choice has one once `told` was given some, if its
+    events tell nothing else.
+    """
+
+    __slots__ = ("_counts", "_note", "_templates", "_told", "_write", "is_ready")
+
+    def __init__(
+        self,
+        stream: EventStream,
+        run: Run,
+        told: Callable[[Text], bytes],
+        templates: dict[int, TextTemplate],
+    ) -> None:
+        self.is_ready = stream.is_ready
+        self._write = stream.write
+        self._note = run.note
+        self._told = told
+        self._counts = run.tally.counts
+        self._templates = templates
+
+    def tell(self, text: Text) -> None:
+        self._note(text)
+        data = self._told(text)
+        if data:
+            self._write(data)
+
+    def tell_words(self, choice: int, words: str, count: int, ids: tuple[int, ...]) -> None:
+        template = self._templates.get(choice)
+        if template is None:
+            self.tell(Text(choice, Delta(words), count, ids))
+            return
+        self._counts[choice] = count
+        self._write(template.event(words))
 
 
 def _rate(tokens: int, elapsed_ns: int) -> float | None:

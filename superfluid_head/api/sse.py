@@ -14,7 +14,7 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from starlette.responses import Response
@@ -34,12 +34,27 @@ HEADERS = [
     (b"connection", b"keep-alive"),
 ]
 ABORT = "superfluid.abort"
-IS_BLOCKED = "superfluid.is_blocked"
-"""Where a scope says whether the connection takes nothing just now; where it does not say, every event is sent with a deadline."""
+FLOW = "superfluid.flow"
+"""Where a scope says whether the connection takes nothing just now (a Flow); where it does not say, every event is sent with a deadline."""
 WRITE = "superfluid.write"
 """Where a scope has the way to write a piece of a body that has begun past everything else, without waiting."""
 
 T = TypeVar("T")
+
+
+class Flow(Protocol):
+    """Whether a connection is full: what is written now would only wait."""
+
+    write_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    """The flow of a connection that does not say: it may be full at any time."""
+
+    write_paused: bool = True
+
+
 _logger = logging.getLogger(__name__)
 
 
@@ -128,7 +143,7 @@ class EventStream:
         self._framing = framing
         self._slow_s = limits.slow_client_ms / 1000
         self._silence_s = limits.silence_ms / 1000
-        self._is_blocked: Callable[[], bool] = scope.get(IS_BLOCKED, lambda: True)
+        self._flow: Flow = scope.get(FLOW, _Unknown())
         self._write: Callable[[bytes], None] | None = scope.get(WRITE)
         self._line = asyncio.Lock()
         self._is_free = False
@@ -139,14 +154,14 @@ class EventStream:
         """Send one or more whole events. Raises SlowClientError."""
         self._put_s = self._loop.time()
         message = {"type": "http.response.body", "body": data, "more_body": True}
-        if self.has_begun and not self._line.locked() and not self._is_blocked():
+        if self.has_begun and not self._line.locked() and not self._flow.write_paused:
             await self._send(message)
         else:
             await self._in_line(message)
 
     def is_ready(self) -> bool:
         """Whether `write` may be called: the reply has begun, and nobody waits for the reader."""
-        return self._is_free and not self._is_blocked()
+        return self._is_free and not self._flow.write_paused
 
     def write(self, data: bytes) -> None:
         """Send whole events at once; only right after `is_ready`."""
@@ -240,16 +255,19 @@ class StreamingReply(Response):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` unless the client leaves first: then it is cancelled and ClientGoneError raised."""
-    async with asyncio.TaskGroup() as group:
-        worker = group.create_task(_outcome(work))
-        watcher = group.create_task(_until_gone(receive))
-        await asyncio.wait((worker, watcher), return_when=asyncio.FIRST_COMPLETED)
-        is_gone = not worker.done()
-        (worker if is_gone else watcher).cancel()
-    if is_gone:
-        raise ClientGoneError
-    value, failure = worker.result()
+    """Run `work` unless the client leaves first: then it is cancelled and ClientGoneError raised.
+
+    It runs in the caller's task: what need not wait is done before the loop turns.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(_until_gone(receive))
+            value, failure = await _outcome(work)
+            watcher.cancel()
+    except BaseExceptionGroup as failures:
+        if failures.split(ClientGoneError)[0] is None:
+            raise
+        raise ClientGoneError from None
     if failure is not None:
         raise failure
     return value  # type: ignore[return-value]  # a value of T whenever there is no failure
@@ -266,3 +284,4 @@ async def _outcome(work: Coroutine[Any, Any, T]) -> tuple[T | None, Exception | 
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    raise ClientGoneError

@@ -12,7 +12,10 @@ T = TypeVar("T")
 
 
 async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run them all. Raises the first SuperfluidError among what went wrong."""
+    """Run them all; one alone needs no task. Raises the first SuperfluidError among what went wrong."""
+    works = list(works)
+    if len(works) == 1:
+        return [await works[0]]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]

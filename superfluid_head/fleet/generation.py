@@ -117,7 +117,9 @@ class GenerationMachine:
         if (
             placed is None
             or self.phase is not Phase.PLACED
-            or (row.epoch, link, row.first) != (journal.epoch, placed.link, first)
+            or row.epoch != journal.epoch
+            or link != placed.link
+            or row.first != first
             or row.finish is not None
             or not ids
             or first + len(ids) >= placed.max_output

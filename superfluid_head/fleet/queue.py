@@ -121,8 +121,9 @@ class TenantShares:
         self._served[tenant] = self._served.get(tenant, 0) + share
         left = self._left.get(session)
         if left:
-            self._left[session] = left - output if left > output else 0
-            self._comes(tenant, -min(left, output))
+            came = output if output < left else left
+            self._left[session] = left - came
+            self._comes(tenant, -came)
 
     def over(self, session: int, tenant: str) -> None:
         """Expect nothing more of a session."""

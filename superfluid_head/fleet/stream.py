@@ -40,8 +40,8 @@ JOINED_MEASURED_MAX = 8
 """The same with log-probabilities: what each event takes beside these is shared, and what is written at once stays small."""
 
 
-Taker = Callable[[TokensEvent], bool]
-"""Takes ids at once, or says that it cannot just now."""
+Taker = Callable[[tuple[int, ...], Sequence[TokenLogprobs]], bool]
+"""Takes ids and their log-probabilities (parallel or empty) at once, or says that it cannot just now."""
 
 _logger = logging.getLogger(__name__)
 
@@ -200,8 +200,9 @@ class Generation:
         return event
 
     def set_class(self, qos: QosClass) -> None:
-        """Serve it as `qos` from now on, wherever it is."""
-        self._owner.set_class(self, qos)
+        """Serve it as `qos` from now on, wherever it is; nothing is to be said of the class that it has."""
+        if qos != self.qos:
+            self._owner.set_class(self, qos)
 
     # --- for the fleet: never waits ---
 
@@ -217,21 +218,20 @@ class Generation:
         self, first: int, ids: tuple[int, ...], logprobs: Sequence[TokenLogprobs]
     ) -> None:
         """Hand ids to the reader; those that find others waiting join them, a handful at most."""
-        pending = self._pending
-        last = pending[-1] if pending else None
-        if isinstance(last, TokensEvent) and _is_joined(last, ids, logprobs):
-            return
-        event = TokensEvent(first, ids, logprobs)
-        is_waiting = self._waiter is not None and not self._waiter.done()
-        if is_waiting and not pending and self._taker is not None:
+        pending, waiter, taker = self._pending, self._waiter, self._taker
+        if pending:
+            last = pending[-1]
+            if isinstance(last, TokensEvent) and _is_joined(last, ids, logprobs):
+                return
+        elif taker is not None and waiter is not None and not waiter.done():
             try:
-                if self._taker(event):
+                if taker(ids, logprobs):
                     return
             except Exception:  # its failure is its own, not that of the link which brought the ids
                 _logger.exception("a reader of tokens failed")
                 self.break_off(SuperfluidError("internal error"))
                 return
-        pending.append(event)
+        pending.append(TokensEvent(first, ids, logprobs))
         self._wake()
 
     def timed(self, link: int, timing: Timing) -> None:

@@ -8,6 +8,7 @@ read when somebody scrapes. A tenant may be shown the rows that carry its name a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
 
 from prometheus_client import (
     CollectorRegistry,
@@ -103,7 +104,7 @@ class _Counts:
 class Meter:
     """One choice's durations: its histograms, found once."""
 
-    __slots__ = ("_detokenize", "_e2e", "_ended", "_looks", "_ttft", "next_tokens")
+    __slots__ = ("_detokenize", "_e2e", "_ended", "_ttft", "is_due", "next_tokens")
 
     def __init__(self, metrics: HeadMetrics, model: str, qos: QosClass) -> None:
         made, name = metrics.durations, metrics.model(model)
@@ -114,15 +115,11 @@ class Meter:
         self._ended: Callable[[str], None] = lambda finish: metrics.counts.generations.labels(
             name, qos.label, finish
         ).inc()
-        self._looks = -1
+        self.is_due = cycle((True, *[False] * (DETOKENIZE_EVERY - 1))).__next__
+        """Says whether to time this delivery's way to text."""
 
     def first_token(self, elapsed_s: float) -> None:
         self._ttft.observe(elapsed_s)
-
-    def is_due(self) -> bool:
-        """Say whether to time this delivery's way to text."""
-        self._looks += 1
-        return self._looks % DETOKENIZE_EVERY == 0
 
     def detokenized(self, elapsed_s: float) -> None:
         self._detokenize.observe(elapsed_s)

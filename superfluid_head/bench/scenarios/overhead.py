@@ -4,6 +4,10 @@
 the same round the same streams come from a bare ASGI application (`bare_app.py`), and, where `--peer-venv` names an environment
 that has them, through other routers in front of it. Then one stream at a time, for what the head adds to the time to the first
 token, and a thousand at once.
+
+The time to the first token ends with the first chunk that has text; one with a role alone does not count. Every token of the
+simulated engine and of the bare application is text by itself and has a chunk of its own (the bar on `head_chunks` holds the head to
+it), so for all sides that chunk is the first token's. The node alone is timed from OPEN to its first row of TOKENS.
 """
 
 from __future__ import annotations
@@ -68,6 +72,7 @@ class Overhead(Scenario):
         Bar("head_us_per_token", most=20.0),
         Bar("head_ms_per_request", most=4.0),
         Bar("added_ttft_ms_p50", most=2.0),
+        Bar("head_chunks", least=0.95 * LONG),
         Bar("failed", most=0, of_every=True),
     )
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace, TracebackType
 from typing import Any
@@ -37,6 +37,7 @@ from superfluid_head.fleet.events import (
 from superfluid_head.fleet.health import NodeState
 from superfluid_head.fleet.pins import PinnedPrefix, PrefixPin
 from superfluid_head.fleet.standing import Counters
+from superfluid_head.fleet.stream import Taker
 from superfluid_head.metrics import HeadMetrics
 from superfluid_head.text.chat import ModelText, TextWorkers
 from superfluid_head.text.dialects.detect import DialectChoice
@@ -139,7 +140,7 @@ class FakeGeneration:
         self.request = request
         self._events = self._play()
         self._stop_at: int | None = None
-        self._taker: Callable[[TokensEvent], bool] = lambda _event: False
+        self._taker: Taker = lambda _ids, _logprobs: False
         self.node = self.last_node = "n1"
 
     async def __aenter__(self) -> FakeGeneration:
@@ -163,7 +164,7 @@ class FakeGeneration:
     async def __anext__(self) -> GenerationEvent:
         return await self._events.__anext__()
 
-    def offer(self, taker: Callable[[TokensEvent], bool]) -> None:
+    def offer(self, taker: Taker) -> None:
         self._taker = taker
 
     def set_class(self, qos: QosClass) -> None:
@@ -188,7 +189,7 @@ class FakeGeneration:
                     logprobs = TokenLogprobs(-0.5, ((token, -0.5), (65, -1.0), (66, float("-inf"))))
                     wanted = request.sampling.logprobs is not None
                     event = TokensEvent(sent, (token,), (logprobs,) if wanted else ())
-                    if not self._taker(event):
+                    if not self._taker(event.ids, event.logprobs):
                         yield event
                     sent += 1
                     if self._stop_at is not None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from superfluid_core.limits import FleetLimits
-from superfluid_core.session import SamplingParams, TokenLogprobs
+from superfluid_core.session import QosClass, SamplingParams, TokenLogprobs
 from superfluid_core.wire.columns import Cursor, PackedLogprobs, pack_logprobs, take_logprobs
 from superfluid_head.fleet.events import GenerationRequest, TokensEvent
 from superfluid_head.fleet.generation import GenerationMachine
@@ -18,7 +18,10 @@ TOPS = 20
 
 
 class _Owner:
-    """A fleet that does nothing."""
+    """A fleet that does nothing but note the classes that it is told of."""
+
+    def __init__(self) -> None:
+        self.classes: list[QosClass] = []
 
     async def prepare(self, generation: Generation) -> None:
         pass
@@ -32,13 +35,14 @@ class _Owner:
     def finish(self, generation: Generation) -> None:
         pass
 
-    def set_class(self, generation: Generation, qos: object) -> None:
-        pass
+    def set_class(self, generation: Generation, qos: QosClass) -> None:
+        generation.qos = qos
+        self.classes.append(qos)
 
 
-def _generation() -> Generation:
+def _generation(owner: _Owner | None = None) -> Generation:
     request = GenerationRequest("req-1", "demo", (1,), SamplingParams(), COUNT)
-    return Generation(_Owner(), 1, request, GenerationMachine(request, FleetLimits()))
+    return Generation(owner or _Owner(), 1, request, GenerationMachine(request, FleetLimits()))
 
 
 def _measured(token: int, tops: int = TOPS) -> TokenLogprobs:
@@ -63,6 +67,14 @@ def _read(generation: Generation, count: int) -> list[TokensEvent]:
         return found
 
     return asyncio.run(read())
+
+
+def test_the_fleet_hears_of_a_class_only_when_it_is_another_one() -> None:
+    owner = _Owner()
+    generation = _generation(owner)
+    for qos in (generation.qos, QosClass.INTERACTIVE, QosClass.INTERACTIVE, QosClass.AGENT):
+        generation.set_class(qos)
+    assert owner.classes == [QosClass.INTERACTIVE, QosClass.AGENT]
 
 
 def test_ids_with_log_probabilities_that_wait_join_packed_and_come_out_as_they_came() -> None:
