@@ -14,10 +14,11 @@ All of it is linear in the request, which is why a node's part can be computed o
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from superfluid_core.placement.view import NodeView, Offer, PlacementRequest, Work
 
@@ -30,14 +31,17 @@ HIT_TOKENS_MIN = 64
 # What another node holds already costs so many times more: a second copy evicts as much of another prefix, which has to be
 # computed again, and does so in its turn. Measured: `superfluid bench scenario prefix`.
 COPY_COST = 2
-# Prefill rates this near to the model's typical one are that: measurements of equal machines differ, and were the best of
+# Rates this near to the model's typical ones are those: measurements of equal machines differ, and were the best of
 # them always right, an idle node would never be asked, hence never measured, again.
 RATE_NOISE = 1.5
+# What is typical is taken of so many nodes.
+SAMPLE_MAX = 64
 LEARNED_KEYS_MAX = 1_024
 LEARNED_START = 256.0
 LEARNED_WEIGHT = 0.2
 
 Rates = tuple[tuple[int, float], ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +58,74 @@ class Estimate:
 
 
 class Curve:
-    """How long one decode step takes, by the number of lanes: measured points, interpolated, each asked for once."""
+    """How long one decode step takes, by the number of lanes: what was measured, made to rise, then interpolated.
 
-    __slots__ = ("_decoding", "_known", "_points", "rates")
+    Measurements are noisy, but no step becomes shorter by another lane. So neighbours that fall are pooled (isotonic regression, of
+    equal weights) after the least slope has been taken out of them. Nothing is computed before it is asked for.
+    """
+
+    __slots__ = ("_is_near", "_known", "_measured", "_near_to", "_rising", "_slowing", "rates")
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
-        self._decoding: dict[tuple[int, int], tuple[float, float]] = {}
-        self._points = sorted((n, n / rate) for n, rate in rates if n > 0 and rate > 0.0)
+        self._measured = sorted((n, n / rate) for n, rate in rates if n > 0 and rate > 0.0)
+        self._rising: list[tuple[int, float]] = []
         self._known: dict[int, float] = {}
+        self._slowing: dict[int, float] = {}
+        self._near_to: Curve | None = None
+        self._is_near = False
 
     @property
     def is_known(self) -> bool:
-        return bool(self._points)
+        return bool(self._measured)
+
+    @property
+    def largest(self) -> int:
+        """The largest measured batch. Asked of a known curve only, like everything below."""
+        return self._measured[-1][0]
+
+    def covers(self, lanes: int) -> bool:
+        """Say whether so many lanes lie between measured ones."""
+        return self._measured[0][0] <= lanes <= self._measured[-1][0]
 
     def step(self, lanes: int) -> float:
+        """Seconds of one decode step; beyond what was measured it follows the nearest slope, and never less than the least."""
         found = self._known.get(lanes)
         if found is None:
-            found = self._known[lanes] = _interpolate(self._points, max(1, lanes))
+            if not self._rising:
+                self._rising = _rising(self._measured)
+            found = self._known[lanes] = _interpolate(self._rising, max(1, lanes))
         return found
 
     def decoding(self, in_progress: int, lanes: int) -> tuple[float, float]:
         """Seconds a token of output that one more session waits and slows down, with so many in progress."""
-        key = (in_progress, lanes)
-        found = self._decoding.get(key)
-        if found is None:
-            found = self._decoding[key] = _decoding(self.step, in_progress, lanes)
-        return found
+        running = min(in_progress, lanes)
+        slowing = self._slowing.get(running)
+        if slowing is None:
+            then = self.step(running + 1)
+            # what it costs those that run, and what they cost it
+            slowing = running * (then - self.step(running)) + then - self.step(1)
+            self._slowing[running] = slowing
+        ahead = in_progress - lanes + 1
+        return (ahead * self.step(lanes) / lanes if ahead > 0 else 0.0), slowing
+
+    def is_near(self, typical: Curve) -> bool:
+        """Say whether what was measured differs from `typical` by no more than noise: in smaller and in larger batches alike.
+
+        The middle of each half decides, the lower of two: a step that stalled once is slow by much, and no step is fast by accident.
+        """
+        if self._near_to is not typical:
+            ratios = [seconds / typical.step(lanes) for lanes, seconds in self._measured]
+            half = len(ratios) // 2 + 1
+            middles = [sorted(part)[(half - 1) // 2] for part in (ratios[:half], ratios[-half:])]
+            self._is_near = all(1 <= ratio * RATE_NOISE <= RATE_NOISE**2 for ratio in middles)
+            self._near_to = typical
+        return self._is_near
+
+    def is_within(self, share: float, other: Curve) -> bool:
+        """Say whether no step of either's batches differs by more than a share of `other`'s."""
+        sizes = dict.fromkeys(lanes for each in (self, other) for lanes, _ in each._measured)
+        return all(abs(self.step(n) - other.step(n)) <= share * other.step(n) for n in sizes)
 
 
 def usable(rates: Rates) -> bool:
@@ -88,49 +133,78 @@ def usable(rates: Rates) -> bool:
 
 
 def step_seconds(rates: Rates, lanes: int) -> float:
-    """Interpolate the step's duration in the batch size; beyond the ends, follow the nearest slope, never downwards."""
+    """Seconds of one decode step, by what one engine has measured."""
     return Curve(rates).step(lanes)
 
 
+def _least(lanes: int) -> float:
+    """Return what a step over so many lanes takes at least, as a multiple of a step over one."""
+    return 1.0 + SLOPE_FLOOR * (lanes - 1)
+
+
+def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Pool adjacent violators of the least slope."""
+    pools: list[tuple[float, int]] = []
+    for lanes, seconds in points:
+        mean, count = seconds / _least(lanes), 1
+        while pools and pools[-1][0] > mean:
+            before, counted = pools.pop()
+            mean = (before * counted + mean * count) / (counted + count)
+            count += counted
+        pools.append((mean, count))
+    means = [mean for mean, count in pools for _ in range(count)]
+    return [(lanes, mean * _least(lanes)) for (lanes, _), mean in zip(points, means, strict=True)]
+
+
 def _interpolate(points: Sequence[tuple[int, float]], lanes: int) -> float:
-    low = points[0]
-    if lanes <= low[0]:
-        return low[1] / (1.0 + SLOPE_FLOOR * (low[0] - lanes))
-    for high in points[1:]:
-        if lanes <= high[0]:
-            share = (lanes - low[0]) / (high[0] - low[0])
-            return max(low[1], low[1] + share * (high[1] - low[1]))
-        low = high
-    return low[1] + (lanes - low[0]) * _last_slope(points)
+    place = bisect_left(points, (lanes,))
+    if place == 0:
+        size, seconds = points[0]
+        return seconds * _least(lanes) / _least(size)
+    size, seconds = points[place - 1]
+    if place < len(points):
+        larger, then = points[place]
+        return seconds + (lanes - size) / (larger - size) * (then - seconds)
+    least = seconds * _least(lanes) / _least(size)
+    if place == 1:
+        return least
+    smaller, before = points[-2]
+    return max(least, seconds + (lanes - size) / (size - smaller) * (seconds - before))
 
 
-def _last_slope(points: Sequence[tuple[int, float]]) -> float:
-    floor = SLOPE_FLOOR * points[-1][1]
-    if len(points) < 2:
-        return floor
-    (count, seconds), (last_count, last_seconds) = points[-2], points[-1]
-    return max(floor, (last_seconds - seconds) / (last_count - count))
+UNKNOWN = Curve(((1, 1 / STEP_SECONDS_UNKNOWN),))
 
 
 class FleetRates:
     """The mean of what is known of one model, used where an engine has measured nothing; and what is typical of it."""
 
-    __slots__ = ("_curves", "_known", "prefill", "typical")
+    __slots__ = ("curve", "prefill", "typical", "typical_curve")
 
-    def __init__(
-        self, prefill: float, curves: Sequence[Curve], typical: float | None = None
-    ) -> None:
-        self.prefill = prefill
-        self.typical = prefill if typical is None else typical
-        self._curves = curves
-        self._known: dict[int, float] = {}
+    def __init__(self, prefill: Sequence[float], curves: Sequence[Curve]) -> None:
+        """Take what engines have measured: rates above 0.0, curves that are known. Of many a sample is enough."""
+        self.prefill = self.typical = PREFILL_RATE_UNKNOWN
+        self.curve = self.typical_curve = UNKNOWN
+        if prefill:
+            rates = _sample(prefill)
+            self.prefill = sum(rates) / len(rates)
+            self.typical = sorted(rates)[(len(rates) - 1) // 2]
+        if curves:
+            self.curve, self.typical_curve = _mean_and_typical(_sample(curves))
 
     @staticmethod
     def of(works: Iterable[Work]) -> FleetRates:
         known = [work.load for work in works]
         prefill = [load.prefill_rate for load in known if load.prefill_rate > 0.0]
         curves = [Curve(load.decode_rates) for load in known if usable(load.decode_rates)]
-        return FleetRates(*mean_and_typical(prefill, curves))
+        return FleetRates(prefill, curves)
+
+    def keep_typical(self, before: FleetRates, share: float) -> bool:
+        """Go on with what was typical, unless that has moved by more than a share. True when it goes on."""
+        is_kept = abs(self.typical - before.typical) <= share * before.typical
+        is_kept = is_kept and self.typical_curve.is_within(share, before.typical_curve)
+        if is_kept:
+            self.typical, self.typical_curve = before.typical, before.typical_curve
+        return is_kept
 
     def rate(self, measured: float) -> float:
         """Say what a node's prefill rate is taken as: its own, the mean for none, what is typical if it is near that."""
@@ -138,26 +212,29 @@ class FleetRates:
         is_typical = self.typical <= own * RATE_NOISE and own <= self.typical * RATE_NOISE
         return self.typical if is_typical else own
 
-    def step(self, lanes: int) -> float:
-        """Duration of one decode step over `lanes` lanes, as the mean of the nodes that know."""
-        found = self._known.get(lanes)
-        if found is None:
-            found = self._known[lanes] = self._mean(lanes)
-        return found
-
-    def _mean(self, lanes: int) -> float:
-        if not self._curves:
-            return STEP_SECONDS_UNKNOWN * (1.0 + SLOPE_FLOOR * max(0, lanes - 1))
-        return sum(curve.step(lanes) for curve in self._curves) / len(self._curves)
+    def curve_for(self, measured: Curve) -> Curve:
+        """Say the same of a node's steps."""
+        own = measured if measured.is_known else self.curve
+        return self.typical_curve if own.is_near(self.typical_curve) else own
 
 
-def mean_and_typical(
-    prefill: Sequence[float], curves: Sequence[Curve]
-) -> tuple[float, Sequence[Curve], float]:
-    """Give the arguments of `FleetRates` for what nodes have measured: the typical rate is the (lower) median."""
-    if not prefill:
-        return PREFILL_RATE_UNKNOWN, curves, PREFILL_RATE_UNKNOWN
-    return sum(prefill) / len(prefill), curves, sorted(prefill)[(len(prefill) - 1) // 2]
+def _sample(known: Sequence[T]) -> Sequence[T]:
+    """Take every so manieth."""
+    return known[:: -(-len(known) // SAMPLE_MAX)]
+
+
+def _mean_and_typical(curves: Sequence[Curve]) -> tuple[Curve, Curve]:
+    """Of the steps in batches of one, two, four lanes and so on: each of the engines that have measured about so many."""
+    mean: list[tuple[int, float]] = []
+    typical: list[tuple[int, float]] = []
+    largest = max(curve.largest for curve in curves)
+    sizes = [1 << power for power in range(largest.bit_length())]
+    for lanes in dict.fromkeys((*sizes, largest)):
+        steps = sorted(curve.step(lanes) for curve in curves if curve.covers(lanes))
+        if steps:
+            mean.append((lanes, lanes * len(steps) / sum(steps)))
+            typical.append((lanes, lanes / steps[len(steps) // 2]))
+    return Curve(tuple(mean)), Curve(tuple(typical))
 
 
 class Figures(NamedTuple):
@@ -177,23 +254,9 @@ def figures(node: NodeView, offer: Offer, curve: Curve, rates: FleetRates) -> Fi
     """Compute what does not depend on the request. `curve` is the engine's own."""
     work = node.work(offer)
     per_prompt = 1.0 / rates.rate(work.load.prefill_rate)
-    lanes = max(1, offer.lanes)
-    in_progress = work.in_progress
-    if curve.is_known:
-        waiting, slowing = curve.decoding(in_progress, lanes)
-    else:
-        waiting, slowing = _decoding(rates.step, in_progress, lanes)
+    waiting, slowing = rates.curve_for(curve).decoding(work.in_progress, max(1, offer.lanes))
     backlog = work.queued_tokens * per_prompt
     return Figures(backlog, per_prompt, waiting, slowing, waiting + slowing)
-
-
-def _decoding(step: Callable[[int], float], in_progress: int, lanes: int) -> tuple[float, float]:
-    """Seconds a token of output: the wait for a lane, and what one more lane costs those that run and they it."""
-    running = min(in_progress, lanes)
-    now, then = step(running), step(running + 1)
-    slowing = running * max(0.0, then - now) + max(0.0, then - step(1))
-    ahead = max(0, in_progress - lanes + 1)
-    return ahead * step(lanes) / lanes, slowing
 
 
 def estimate(
