@@ -14,7 +14,7 @@ All of it is linear in the request, which is why a node's part can be computed o
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -34,8 +34,14 @@ COPY_COST = 2
 # Rates this near to the model's typical ones are those: measurements of equal machines differ, and were the best of
 # them always right, an idle node would never be asked, hence never measured, again.
 RATE_NOISE = 1.5
+# A slower engine has measured nothing.
+RATE_LEAST = 1e-6
 # What is typical is taken of so many nodes.
-SAMPLE_MAX = 64
+SAMPLE_MAX = 32
+# Batches at which engines are compared that have measured others: two an octave, up to more than any has.
+SIZES = tuple(sorted(base << octave for base in (1, 3) for octave in range(16)))
+# From here on every lane counts like the one before.
+LANES_KNOWN_MAX = 1_024
 LEARNED_KEYS_MAX = 1_024
 LEARNED_START = 256.0
 LEARNED_WEIGHT = 0.2
@@ -58,20 +64,32 @@ class Estimate:
 
 
 class Curve:
-    """How long one decode step takes, by the number of lanes: what was measured, made to rise, then interpolated.
+    """How long one decode step takes, by the number of lanes: what was measured, straightened, then interpolated.
 
-    Measurements are noisy, but no step becomes shorter by another lane. So neighbours that fall are pooled (isotonic regression, of
-    equal weights) after the least slope has been taken out of them. Nothing is computed before it is asked for.
+    Measurements are noisy, and by noise a lane seems to cost less than the one before it, or nothing: whoever believed that would
+    heap sessions on a node. So what all lanes of a step cost together, lanes * seconds, is taken as the largest convex curve
+    below what was measured (a step that stalled is slow, none is fast by accident) that bends as `SLOPE_FLOOR` says:
+
+        lanes * seconds = hull(lanes) + bend * lanes * (lanes - 1), hull(0) = 0
+
+    Between the corners of the hull seconds are interpolated, and no lane costs less than the one before it. Nothing is computed
+    before it is asked for. Nothing but `is_known` may be asked of a curve of which nothing is.
     """
 
-    __slots__ = ("_is_near", "_known", "_measured", "_near_to", "_rising", "_slowing", "rates")
+    __slots__ = (
+        "_bend", "_corners", "_is_near", "_known", "_measured", "_near_to", "_profile", "_slowing", "rates",
+    )  # fmt: skip
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
-        self._measured = sorted((n, n / rate) for n, rate in rates if n > 0 and rate > 0.0)
-        self._rising: list[tuple[int, float]] = []
+        self._measured = sorted(
+            {n: n / rate for n, rate in rates if n > 0 and rate > RATE_LEAST}.items()
+        )
+        self._corners: list[tuple[int, float]] = []
+        self._bend = 0.0
+        self._profile: list[tuple[int, float]] = []
         self._known: dict[int, float] = {}
-        self._slowing: dict[int, float] = {}
+        self._slowing = [0.0]
         self._near_to: Curve | None = None
         self._is_near = False
 
@@ -79,35 +97,28 @@ class Curve:
     def is_known(self) -> bool:
         return bool(self._measured)
 
-    @property
-    def largest(self) -> int:
-        """The largest measured batch. Asked of a known curve only, like everything below."""
-        return self._measured[-1][0]
-
-    def covers(self, lanes: int) -> bool:
-        """Say whether so many lanes lie between measured ones."""
-        return self._measured[0][0] <= lanes <= self._measured[-1][0]
+    def profile(self) -> Sequence[tuple[int, float]]:
+        """Return the steps of the batches of `SIZES` that lie between measured ones, or the smallest measured if none does."""
+        if not self._profile:
+            smallest, largest = self._measured[0][0], self._measured[-1][0]
+            sizes = SIZES[bisect_left(SIZES, smallest) : bisect_right(SIZES, largest)]
+            self._profile = [(lanes, self.step(lanes)) for lanes in sizes or (smallest,)]
+        return self._profile
 
     def step(self, lanes: int) -> float:
-        """Seconds of one decode step; beyond what was measured it follows the nearest slope, and never less than the least."""
+        """Seconds of one decode step; beyond what was measured the nearest slope is followed."""
         found = self._known.get(lanes)
         if found is None:
-            if not self._rising:
-                self._rising = _rising(self._measured)
-            found = self._known[lanes] = _interpolate(self._rising, max(1, lanes))
+            found = self._known[lanes] = self._interpolate(max(1, lanes))
         return found
 
     def decoding(self, in_progress: int, lanes: int) -> tuple[float, float]:
         """Seconds a token of output that one more session waits and slows down, with so many in progress."""
-        running = min(in_progress, lanes)
-        slowing = self._slowing.get(running)
-        if slowing is None:
-            then = self.step(running + 1)
-            # what it costs those that run, and what they cost it
-            slowing = running * (then - self.step(running)) + then - self.step(1)
-            self._slowing[running] = slowing
+        running = min(in_progress, lanes, LANES_KNOWN_MAX)
+        if running >= len(self._slowing):
+            self._slow(running)
         ahead = in_progress - lanes + 1
-        return (ahead * self.step(lanes) / lanes if ahead > 0 else 0.0), slowing
+        return (ahead * self.step(lanes) / lanes if ahead > 0 else 0.0), self._slowing[running]
 
     def is_near(self, typical: Curve) -> bool:
         """Say whether what was measured differs from `typical` by no more than noise: in smaller and in larger batches alike.
@@ -127,49 +138,50 @@ class Curve:
         sizes = dict.fromkeys(lanes for each in (self, other) for lanes, _ in each._measured)
         return all(abs(self.step(n) - other.step(n)) <= share * other.step(n) for n in sizes)
 
+    def _slow(self, running: int) -> None:
+        """Compute what one more lane costs up to so many that run: what it costs them, and what they cost it."""
+        alone, now = self.step(1), self.step(len(self._slowing))
+        for count in range(len(self._slowing), running + 1):
+            then = self.step(count + 1)
+            cost = count * (then - now) + (then - alone)
+            self._slowing.append(max(cost, self._slowing[-1] + 2 * self._bend))
+            now = then
+
+    def _interpolate(self, lanes: int) -> float:
+        if not self._corners:
+            self._straighten()
+        corners = self._corners
+        size, seconds = corners[0]
+        if lanes <= size or len(corners) == 1:
+            return seconds + (lanes - size) * self._bend
+        place = min(bisect_left(corners, (lanes,)), len(corners) - 1)
+        size, seconds = corners[place]
+        return seconds + (lanes - size) * _slope(corners[place - 1], corners[place])
+
+    def _straighten(self) -> None:
+        self._bend = bend = SLOPE_FLOOR * min(
+            seconds / (1.0 + SLOPE_FLOOR * (lanes - 1)) for lanes, seconds in self._measured
+        )
+        hull = [(0, 0.0)]
+        for lanes, seconds in self._measured:
+            cost = lanes * (seconds - bend * (lanes - 1))
+            while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], (lanes, cost)):
+                hull.pop()
+            hull.append((lanes, cost))
+        self._corners = [(lanes, cost / lanes + bend * (lanes - 1)) for lanes, cost in hull[1:]]
+
+
+def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
+    return (right[1] - left[1]) / (right[0] - left[0])
+
 
 def usable(rates: Rates) -> bool:
-    return any(lanes > 0 and rate > 0.0 for lanes, rate in rates)
+    return any(lanes > 0 and rate > RATE_LEAST for lanes, rate in rates)
 
 
 def step_seconds(rates: Rates, lanes: int) -> float:
     """Seconds of one decode step, by what one engine has measured."""
     return Curve(rates).step(lanes)
-
-
-def _least(lanes: int) -> float:
-    """Return what a step over so many lanes takes at least, as a multiple of a step over one."""
-    return 1.0 + SLOPE_FLOOR * (lanes - 1)
-
-
-def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Pool adjacent violators of the least slope."""
-    pools: list[tuple[float, int]] = []
-    for lanes, seconds in points:
-        mean, count = seconds / _least(lanes), 1
-        while pools and pools[-1][0] > mean:
-            before, counted = pools.pop()
-            mean = (before * counted + mean * count) / (counted + count)
-            count += counted
-        pools.append((mean, count))
-    means = [mean for mean, count in pools for _ in range(count)]
-    return [(lanes, mean * _least(lanes)) for (lanes, _), mean in zip(points, means, strict=True)]
-
-
-def _interpolate(points: Sequence[tuple[int, float]], lanes: int) -> float:
-    place = bisect_left(points, (lanes,))
-    if place == 0:
-        size, seconds = points[0]
-        return seconds * _least(lanes) / _least(size)
-    size, seconds = points[place - 1]
-    if place < len(points):
-        larger, then = points[place]
-        return seconds + (lanes - size) / (larger - size) * (then - seconds)
-    least = seconds * _least(lanes) / _least(size)
-    if place == 1:
-        return least
-    smaller, before = points[-2]
-    return max(least, seconds + (lanes - size) / (size - smaller) * (seconds - before))
 
 
 UNKNOWN = Curve(((1, 1 / STEP_SECONDS_UNKNOWN),))
@@ -224,16 +236,13 @@ def _sample(known: Sequence[T]) -> Sequence[T]:
 
 
 def _mean_and_typical(curves: Sequence[Curve]) -> tuple[Curve, Curve]:
-    """Of the steps in batches of one, two, four lanes and so on: each of the engines that have measured about so many."""
-    mean: list[tuple[int, float]] = []
-    typical: list[tuple[int, float]] = []
-    largest = max(curve.largest for curve in curves)
-    sizes = [1 << power for power in range(largest.bit_length())]
-    for lanes in dict.fromkeys((*sizes, largest)):
-        steps = sorted(curve.step(lanes) for curve in curves if curve.covers(lanes))
-        if steps:
-            mean.append((lanes, lanes * len(steps) / sum(steps)))
-            typical.append((lanes, lanes / steps[len(steps) // 2]))
+    """Take both of every batch's steps, of the engines that have measured about so many lanes."""
+    found: dict[int, list[float]] = {}
+    for curve in curves:
+        for lanes, seconds in curve.profile():
+            found.setdefault(lanes, []).append(seconds)
+    mean = ((lanes, lanes * len(steps) / sum(steps)) for lanes, steps in found.items())
+    typical = ((lanes, lanes / sorted(steps)[len(steps) // 2]) for lanes, steps in found.items())
     return Curve(tuple(mean)), Curve(tuple(typical))
 
 
