@@ -40,15 +40,15 @@ def test_depths_are_those_of_comparing_block_by_block_whatever_came_and_went() -
     def draw() -> list[bytes]:
         return chain(*(drawn.randrange(2) for _ in range(drawn.randrange(1, 12))))
 
-    for _ in range(100):
+    for engines in (2, 10, 50):
         book = Promises()
         held: list[tuple[Promise, list[bytes]]] = []
-        for _ in range(40):
-            if held and drawn.random() < 0.4:
+        for _ in range(600):
+            if held and drawn.random() < len(held) / 200:
                 held.pop(drawn.randrange(len(held)))[0].released()
             else:
                 added = draw()
-                held.append((book.add(drawn.choice("abc"), added), added))
+                held.append((book.add(f"{drawn.randrange(engines)}/0", added), added))
             asked = draw()
             expected: dict[str, int] = {}
             for promise, there in held:
