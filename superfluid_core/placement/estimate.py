@@ -14,10 +14,11 @@ All of it is linear in the request, which is why a node's part can be computed o
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from superfluid_core.placement.view import NodeView, Offer, PlacementRequest, Work
 
@@ -30,14 +31,23 @@ HIT_TOKENS_MIN = 64
 # What another node holds already costs so many times more: a second copy evicts as much of another prefix, which has to be
 # computed again, and does so in its turn. Measured: `superfluid bench scenario prefix`.
 COPY_COST = 2
-# Prefill rates this near to the model's typical one are that: measurements of equal machines differ, and were the best of
+# Rates this near to the model's typical ones are those: measurements of equal machines differ, and were the best of
 # them always right, an idle node would never be asked, hence never measured, again.
 RATE_NOISE = 1.5
+# A slower engine has measured nothing.
+RATE_LEAST = 1e-6
+# What is typical is taken of so many nodes.
+SAMPLE_MAX = 32
+# Batches at which engines are compared that have measured others: two an octave, up to more than any has.
+SIZES = tuple(sorted(base << octave for base in (1, 3) for octave in range(16)))
+# From here on every lane counts like the one before.
+LANES_KNOWN_MAX = 1_024
 LEARNED_KEYS_MAX = 1_024
 LEARNED_START = 256.0
 LEARNED_WEIGHT = 0.2
 
 Rates = tuple[tuple[int, float], ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,83 +64,159 @@ class Estimate:
 
 
 class Curve:
-    """How long one decode step takes, by the number of lanes: measured points, interpolated, each asked for once."""
+    """How long one decode step takes, by the number of lanes: what was measured, straightened, then interpolated.
 
-    __slots__ = ("_decoding", "_known", "_points", "rates")
+    Measurements are noisy, and by noise a lane seems to cost less than the one before it, or nothing: whoever believed that would
+    heap sessions on a node. So what all lanes of a step cost together, lanes * seconds, is taken as the largest convex curve
+    below what was measured (a step that stalled is slow, none is fast by accident) that bends as `SLOPE_FLOOR` says:
+
+        lanes * seconds = hull(lanes) + bend * lanes * (lanes - 1), hull(0) = 0
+
+    Between the corners of the hull seconds are interpolated, and no lane costs less than the one before it. Nothing is computed
+    before it is asked for. Nothing but `is_known` may be asked of a curve of which nothing is.
+    """
+
+    __slots__ = (
+        "_bend", "_corners", "_is_near", "_known", "_measured", "_near_to", "_profile", "_slowing", "rates",
+    )  # fmt: skip
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
-        self._decoding: dict[tuple[int, int], tuple[float, float]] = {}
-        self._points = sorted((n, n / rate) for n, rate in rates if n > 0 and rate > 0.0)
+        self._measured = sorted(
+            {n: n / rate for n, rate in rates if n > 0 and rate > RATE_LEAST}.items()
+        )
+        self._corners: list[tuple[int, float]] = []
+        self._bend = 0.0
+        self._profile: list[tuple[int, float]] = []
         self._known: dict[int, float] = {}
+        self._slowing = [0.0]
+        self._near_to: Curve | None = None
+        self._is_near = False
 
     @property
     def is_known(self) -> bool:
-        return bool(self._points)
+        return bool(self._measured)
+
+    def profile(self) -> Sequence[tuple[int, float]]:
+        """Return the steps of the batches of `SIZES` that lie between measured ones, or the smallest measured if none does."""
+        if not self._profile:
+            smallest, largest = self._measured[0][0], self._measured[-1][0]
+            sizes = SIZES[bisect_left(SIZES, smallest) : bisect_right(SIZES, largest)]
+            self._profile = [(lanes, self.step(lanes)) for lanes in sizes or (smallest,)]
+        return self._profile
 
     def step(self, lanes: int) -> float:
+        """Seconds of one decode step; beyond what was measured the nearest slope is followed."""
         found = self._known.get(lanes)
         if found is None:
-            found = self._known[lanes] = _interpolate(self._points, max(1, lanes))
+            found = self._known[lanes] = self._interpolate(max(1, lanes))
         return found
 
     def decoding(self, in_progress: int, lanes: int) -> tuple[float, float]:
         """Seconds a token of output that one more session waits and slows down, with so many in progress."""
-        key = (in_progress, lanes)
-        found = self._decoding.get(key)
-        if found is None:
-            found = self._decoding[key] = _decoding(self.step, in_progress, lanes)
-        return found
+        running = min(in_progress, lanes, LANES_KNOWN_MAX)
+        if running >= len(self._slowing):
+            self._slow(running)
+        ahead = in_progress - lanes + 1
+        return (ahead * self.step(lanes) / lanes if ahead > 0 else 0.0), self._slowing[running]
+
+    def is_near(self, typical: Curve) -> bool:
+        """Say whether what was measured differs from `typical` by no more than noise: in smaller and in larger batches alike.
+
+        The middle of each half decides, the lower of two: a step that stalled once is slow by much, and no step is fast by accident.
+        """
+        if self._near_to is not typical:
+            ratios = [seconds / typical.step(lanes) for lanes, seconds in self._measured]
+            half = len(ratios) // 2 + 1
+            middles = [sorted(part)[(half - 1) // 2] for part in (ratios[:half], ratios[-half:])]
+            self._is_near = all(1 <= ratio * RATE_NOISE <= RATE_NOISE**2 for ratio in middles)
+            self._near_to = typical
+        return self._is_near
+
+    def is_within(self, share: float, other: Curve) -> bool:
+        """Say whether no step of either's batches differs by more than a share of `other`'s."""
+        sizes = dict.fromkeys(lanes for each in (self, other) for lanes, _ in each._measured)
+        return all(abs(self.step(n) - other.step(n)) <= share * other.step(n) for n in sizes)
+
+    def _slow(self, running: int) -> None:
+        """Compute what one more lane costs up to so many that run: what it costs them, and what they cost it."""
+        alone, now = self.step(1), self.step(len(self._slowing))
+        for count in range(len(self._slowing), running + 1):
+            then = self.step(count + 1)
+            cost = count * (then - now) + (then - alone)
+            self._slowing.append(max(cost, self._slowing[-1] + 2 * self._bend))
+            now = then
+
+    def _interpolate(self, lanes: int) -> float:
+        if not self._corners:
+            self._straighten()
+        corners = self._corners
+        size, seconds = corners[0]
+        if lanes <= size or len(corners) == 1:
+            return seconds + (lanes - size) * self._bend
+        place = min(bisect_left(corners, (lanes,)), len(corners) - 1)
+        size, seconds = corners[place]
+        return seconds + (lanes - size) * _slope(corners[place - 1], corners[place])
+
+    def _straighten(self) -> None:
+        self._bend = bend = SLOPE_FLOOR * min(
+            seconds / (1.0 + SLOPE_FLOOR * (lanes - 1)) for lanes, seconds in self._measured
+        )
+        hull = [(0, 0.0)]
+        for lanes, seconds in self._measured:
+            cost = lanes * (seconds - bend * (lanes - 1))
+            while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], (lanes, cost)):
+                hull.pop()
+            hull.append((lanes, cost))
+        self._corners = [(lanes, cost / lanes + bend * (lanes - 1)) for lanes, cost in hull[1:]]
+
+
+def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
+    return (right[1] - left[1]) / (right[0] - left[0])
 
 
 def usable(rates: Rates) -> bool:
-    return any(lanes > 0 and rate > 0.0 for lanes, rate in rates)
+    return any(lanes > 0 and rate > RATE_LEAST for lanes, rate in rates)
 
 
 def step_seconds(rates: Rates, lanes: int) -> float:
-    """Interpolate the step's duration in the batch size; beyond the ends, follow the nearest slope, never downwards."""
+    """Seconds of one decode step, by what one engine has measured."""
     return Curve(rates).step(lanes)
 
 
-def _interpolate(points: Sequence[tuple[int, float]], lanes: int) -> float:
-    low = points[0]
-    if lanes <= low[0]:
-        return low[1] / (1.0 + SLOPE_FLOOR * (low[0] - lanes))
-    for high in points[1:]:
-        if lanes <= high[0]:
-            share = (lanes - low[0]) / (high[0] - low[0])
-            return max(low[1], low[1] + share * (high[1] - low[1]))
-        low = high
-    return low[1] + (lanes - low[0]) * _last_slope(points)
-
-
-def _last_slope(points: Sequence[tuple[int, float]]) -> float:
-    floor = SLOPE_FLOOR * points[-1][1]
-    if len(points) < 2:
-        return floor
-    (count, seconds), (last_count, last_seconds) = points[-2], points[-1]
-    return max(floor, (last_seconds - seconds) / (last_count - count))
+UNKNOWN = Curve(((1, 1 / STEP_SECONDS_UNKNOWN),))
 
 
 class FleetRates:
     """The mean of what is known of one model, used where an engine has measured nothing; and what is typical of it."""
 
-    __slots__ = ("_curves", "_known", "prefill", "typical")
+    __slots__ = ("curve", "prefill", "typical", "typical_curve")
 
-    def __init__(
-        self, prefill: float, curves: Sequence[Curve], typical: float | None = None
-    ) -> None:
-        self.prefill = prefill
-        self.typical = prefill if typical is None else typical
-        self._curves = curves
-        self._known: dict[int, float] = {}
+    def __init__(self, prefill: Sequence[float], curves: Sequence[Curve]) -> None:
+        """Take what engines have measured: rates above 0.0, curves that are known. Of many a sample is enough."""
+        self.prefill = self.typical = PREFILL_RATE_UNKNOWN
+        self.curve = self.typical_curve = UNKNOWN
+        if prefill:
+            rates = _sample(prefill)
+            self.prefill = sum(rates) / len(rates)
+            self.typical = sorted(rates)[(len(rates) - 1) // 2]
+        if curves:
+            self.curve, self.typical_curve = _mean_and_typical(_sample(curves))
 
     @staticmethod
     def of(works: Iterable[Work]) -> FleetRates:
         known = [work.load for work in works]
         prefill = [load.prefill_rate for load in known if load.prefill_rate > 0.0]
         curves = [Curve(load.decode_rates) for load in known if usable(load.decode_rates)]
-        return FleetRates(*mean_and_typical(prefill, curves))
+        return FleetRates(prefill, curves)
+
+    def keep_typical(self, before: FleetRates, share: float) -> bool:
+        """Go on with what was typical, unless that has moved by more than a share. True when it goes on."""
+        is_kept = abs(self.typical - before.typical) <= share * before.typical
+        is_kept = is_kept and self.typical_curve.is_within(share, before.typical_curve)
+        if is_kept:
+            self.typical, self.typical_curve = before.typical, before.typical_curve
+        return is_kept
 
     def rate(self, measured: float) -> float:
         """Say what a node's prefill rate is taken as: its own, the mean for none, what is typical if it is near that."""
@@ -138,26 +224,26 @@ class FleetRates:
         is_typical = self.typical <= own * RATE_NOISE and own <= self.typical * RATE_NOISE
         return self.typical if is_typical else own
 
-    def step(self, lanes: int) -> float:
-        """Duration of one decode step over `lanes` lanes, as the mean of the nodes that know."""
-        found = self._known.get(lanes)
-        if found is None:
-            found = self._known[lanes] = self._mean(lanes)
-        return found
-
-    def _mean(self, lanes: int) -> float:
-        if not self._curves:
-            return STEP_SECONDS_UNKNOWN * (1.0 + SLOPE_FLOOR * max(0, lanes - 1))
-        return sum(curve.step(lanes) for curve in self._curves) / len(self._curves)
+    def curve_for(self, measured: Curve) -> Curve:
+        """Say the same of a node's steps."""
+        own = measured if measured.is_known else self.curve
+        return self.typical_curve if own.is_near(self.typical_curve) else own
 
 
-def mean_and_typical(
-    prefill: Sequence[float], curves: Sequence[Curve]
-) -> tuple[float, Sequence[Curve], float]:
-    """Give the arguments of `FleetRates` for what nodes have measured: the typical rate is the (lower) median."""
-    if not prefill:
-        return PREFILL_RATE_UNKNOWN, curves, PREFILL_RATE_UNKNOWN
-    return sum(prefill) / len(prefill), curves, sorted(prefill)[(len(prefill) - 1) // 2]
+def _sample(known: Sequence[T]) -> Sequence[T]:
+    """Take every so manieth."""
+    return known[:: -(-len(known) // SAMPLE_MAX)]
+
+
+def _mean_and_typical(curves: Sequence[Curve]) -> tuple[Curve, Curve]:
+    """Take both of every batch's steps, of the engines that have measured about so many lanes."""
+    found: dict[int, list[float]] = {}
+    for curve in curves:
+        for lanes, seconds in curve.profile():
+            found.setdefault(lanes, []).append(seconds)
+    mean = ((lanes, lanes * len(steps) / sum(steps)) for lanes, steps in found.items())
+    typical = ((lanes, lanes / sorted(steps)[len(steps) // 2]) for lanes, steps in found.items())
+    return Curve(tuple(mean)), Curve(tuple(typical))
 
 
 class Figures(NamedTuple):
@@ -177,23 +263,9 @@ def figures(node: NodeView, offer: Offer, curve: Curve, rates: FleetRates) -> Fi
     """Compute what does not depend on the request. `curve` is the engine's own."""
     work = node.work(offer)
     per_prompt = 1.0 / rates.rate(work.load.prefill_rate)
-    lanes = max(1, offer.lanes)
-    in_progress = work.in_progress
-    if curve.is_known:
-        waiting, slowing = curve.decoding(in_progress, lanes)
-    else:
-        waiting, slowing = _decoding(rates.step, in_progress, lanes)
+    waiting, slowing = rates.curve_for(curve).decoding(work.in_progress, max(1, offer.lanes))
     backlog = work.queued_tokens * per_prompt
     return Figures(backlog, per_prompt, waiting, slowing, waiting + slowing)
-
-
-def _decoding(step: Callable[[int], float], in_progress: int, lanes: int) -> tuple[float, float]:
-    """Seconds a token of output: the wait for a lane, and what one more lane costs those that run and they it."""
-    running = min(in_progress, lanes)
-    now, then = step(running), step(running + 1)
-    slowing = running * max(0.0, then - now) + max(0.0, then - step(1))
-    ahead = max(0, in_progress - lanes + 1)
-    return ahead * step(lanes) / lanes, slowing
 
 
 def estimate(

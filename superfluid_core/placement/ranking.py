@@ -4,8 +4,8 @@ A card is one node's offer of one model: its figures, whether it can take an ord
 Cards of one model with equal window and weights form a lot; those that can take something lie on the lot's shelves,
 by the room that they have and by whether their pool is nearly full. `policies.py` asks the shelves, never all nodes.
 
-Engines that have measured nothing are judged by the mean of those of the same model that have, and rates near the typical one as
-that. Both are taken anew when an eighth of them has reported other rates, and all cards only when the typical rate has moved.
+Engines that have measured nothing are judged by the mean of those of the same model that have, and rates near the typical ones as
+those. Both are taken anew when an eighth of them has reported other rates, and all cards only when the typical rates have moved.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from superfluid_core.placement.estimate import (
     Figures,
     FleetRates,
     figures,
-    mean_and_typical,
 )
 from superfluid_core.placement.shelves import Entry, SecondsShelf, SessionsShelf, Shelf, TurnShelf
 from superfluid_core.placement.view import (
@@ -118,17 +117,12 @@ class ModelCards:
         return self.news >= max(1, len(self.cards) // RATES_STALE_SHARE)
 
     def take_mean(self) -> bool:
-        """Take mean and typical rate anew; True when the typical one is another, which concerns every card."""
+        """Take mean and typical rates anew; True when the typical ones are others, which concerns every card."""
         self.news = 0
         known = [card.prefill_rate for card in self.cards.values() if card.prefill_rate > 0.0]
         curves = [card.curve for card in self.cards.values() if card.curve.is_known]
-        mean, _, typical = mean_and_typical(known, curves)
-        before = None if self.rates is None else self.rates.typical
-        if before is not None and abs(typical - before) <= TYPICAL_MOVES * before:
-            self.rates = FleetRates(mean, curves, before)
-            return False
-        self.rates = FleetRates(mean, curves, typical)
-        return True
+        before, self.rates = self.rates, FleetRates(known, curves)
+        return before is None or not self.rates.keep_typical(before, TYPICAL_MOVES)
 
 
 @dataclass(slots=True)

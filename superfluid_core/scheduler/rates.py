@@ -4,11 +4,14 @@ Exponentially weighted, so that a slow first step is forgotten within a few. Zer
 guesses before the first measurement. Pure decode steps teach the step times. Steps with prompt tokens teach what such a step
 takes, how that grows with what it carries, and what the prompt tokens alone add to the decode step that they ride on: on a node
 that decodes anyway a short prompt costs far less than its step takes, and who takes the one for the other lets few in at a time.
+What nodes are compared by is taken from steps that are mostly prompt: the same machine computes single short prompts in steps that
+take thirty times as long by the token as those of four of them on idle lanes.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import deque
 
 _WEIGHT = 0.2
 _DECAY = 0.9
@@ -16,6 +19,9 @@ _SPREAD_MIN = 1e-6
 _ADDED_SHARE_MIN = 1 / 8
 """Of a step, prompt tokens take at least this: less is lost in how unevenly steps run."""
 _SECOND_NS = 1_000_000_000
+_TELLING_NS = 10_000_000
+"""Prompt tokens that add less than this to a step, or less than it takes without them, do not tell how fast they are computed."""
+_TOLD_KEPT = 9
 
 
 class _Growth:
@@ -51,6 +57,7 @@ class Rates:
         self._prefill_ns = 0.0
         self._added_ns = 0.0
         self._growth = _Growth()
+        self._told: deque[float] = deque(maxlen=_TOLD_KEPT)
         self._service_ns = 0.0
         self._finished = 0
 
@@ -61,7 +68,10 @@ class Rates:
             self._prefill_tokens = self._prefill_tokens * _DECAY + prefilled
             self._prefill_ns = self._prefill_ns * _DECAY + elapsed_ns
             beneath_ns = self.step_ns(decoded) if decoded else 0
-            added_ns = max(elapsed_ns - beneath_ns, elapsed_ns * _ADDED_SHARE_MIN)
+            alone_ns = elapsed_ns - beneath_ns
+            if alone_ns >= max(beneath_ns, _TELLING_NS) and (beneath_ns or not decoded):
+                self._told.append(prefilled * _SECOND_NS / alone_ns)
+            added_ns = max(alone_ns, elapsed_ns * _ADDED_SHARE_MIN)
             self._added_ns = self._added_ns * _DECAY + added_ns
             self._growth.add(prefilled + decoded, elapsed_ns)
         elif decoded:
@@ -87,11 +97,16 @@ class Rates:
 
     @property
     def prefill_rate(self) -> float:
-        """Prompt tokens a second of steps that have any; 0.0 while unknown.
-
-        Whole steps: nodes are compared by it, and what is left of a step without its decoding varies far too much for that.
-        """
+        """Prompt tokens a second of steps that have any, whatever else these carry; 0.0 while unknown."""
         return self._prefill_tokens * _SECOND_NS / self._prefill_ns if self._prefill_ns else 0.0
+
+    @property
+    def prompt_rate(self) -> float:
+        """Prompt tokens a second without the decoding beside them, by which nodes are compared; 0.0 while unknown.
+
+        The (upper) median of the last steps that tell it: a step that stalled is slow, and none is fast by accident.
+        """
+        return sorted(self._told)[len(self._told) // 2] if self._told else 0.0
 
     def prefill_added_ns(self, tokens: int) -> int:
         """Predict what `tokens` prompt tokens add to the steps that carry them; 0 while unknown."""

@@ -264,7 +264,7 @@ class Scheduler:
             accounts.used,
             accounts.cache.idle,
             accounts.pool.total,
-            state.rates.prefill_rate,
+            state.rates.prompt_rate,
             state.rates.decode_rates(),
             self._step_predicted_ns(),
         )

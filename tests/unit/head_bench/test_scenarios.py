@@ -270,7 +270,7 @@ def test_placement_is_measured_by_the_size_of_the_fleet() -> None:
     lines: list[str] = []
     run_placement((2, 50), 2_000, 5, SystemClock(), lines.append)
     assert [json.loads(line)["nodes"] for line in lines[:2]] == [2, 50]
-    assert all(json.loads(line)["choose_us"] > 0 for line in lines[:2])
+    assert all(json.loads(line)["with_promises_us"] > 0 for line in lines[:2])
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from superfluid_core.placement.view import (
     PlacementRequest,
 )
 from superfluid_core.session import QosClass
-from superfluid_head.fleet.promises import COMPARED_MAX, Promises
+from superfluid_head.fleet.promises import Promise, Promises
 
 
 def chain(*blocks: int) -> list[bytes]:
@@ -34,25 +34,43 @@ def test_the_longest_common_beginning_is_found_on_every_engine() -> None:
     assert book.depths(chain(6)) == {}
 
 
-def test_depths_are_those_of_comparing_block_by_block() -> None:
+def test_depths_are_those_of_comparing_block_by_block_whatever_came_and_went() -> None:
     drawn = random.Random(5)
-    for _ in range(300):
-        left = chain(*(drawn.randrange(2) for _ in range(drawn.randrange(1, 12))))
-        right = chain(*(drawn.randrange(2) for _ in range(drawn.randrange(1, 12))))
+
+    def draw() -> list[bytes]:
+        return chain(*(drawn.randrange(2) for _ in range(drawn.randrange(1, 12))))
+
+    for engines in (2, 10, 50):
         book = Promises()
-        book.add("a/0", left)
-        same = next(
-            (at for at, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]),
-            min(len(left), len(right)),
-        )
-        assert book.depths(right) == ({"a/0": same} if same else {})
+        held: list[tuple[Promise, list[bytes]]] = []
+        for _ in range(600):
+            if held and drawn.random() < len(held) / 200:
+                held.pop(drawn.randrange(len(held)))[0].released()
+            else:
+                added = draw()
+                held.append((book.add(f"{drawn.randrange(engines)}/0", added), added))
+            asked = draw()
+            expected: dict[str, int] = {}
+            for promise, there in held:
+                same = sum(left == right for left, right in zip(there, asked, strict=False))
+                if same:
+                    expected[promise.engine] = max(same, expected.get(promise.engine, 0))
+            assert book.depths(asked) == expected
+            assert len(book) == len(held)
+        for promise, _ in held:
+            promise.released()
+        assert book == Promises(), "nothing is left of them"
 
 
-def test_a_context_that_grows_is_known_as_it_is_now() -> None:
+def test_a_context_that_grows_is_known_as_it_was_placed() -> None:
     book, grown = Promises(), chain(1, 2)
-    book.add("a/0", grown)
+    promise = book.add("a/0", grown)
     grown += chain(1, 2, 3)[2:]
-    assert book.depths(chain(1, 2, 3)) == {"a/0": 3}
+    assert book.depths(chain(1, 2, 3)) == {"a/0": 2}
+    book.add("b/0", grown)
+    assert book.depths(chain(1, 2, 3)) == {"a/0": 2, "b/0": 3}
+    promise.released()
+    assert book.depths(chain(1, 2, 3)) == {"b/0": 3}
 
 
 def test_a_promise_ends_with_its_placement_or_with_the_report_after_its_first_token() -> None:
@@ -70,17 +88,6 @@ def test_a_promise_ends_with_its_placement_or_with_the_report_after_its_first_to
     other.released()
     book.reported("b/0")
     assert (len(book), book) == (0, Promises()), "nothing is left of them"
-
-
-def test_only_the_latest_of_an_engine_are_compared() -> None:
-    book = Promises()
-    first = book.add("a/0", chain(1, 2, 3))
-    for _ in range(COMPARED_MAX):
-        book.add("a/0", chain(1, 7))
-    assert book.depths(chain(1, 2, 3)) == {"a/0": 1}
-    first.released()
-    book.add("a/0", chain(1, 2, 3))
-    assert book.depths(chain(1, 2, 3)) == {"a/0": 3}
 
 
 def test_a_reservation_tells_its_follower_once_each() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from superfluid_core.placement.estimate import (
     LEARNED_START,
+    SLOPE_FLOOR,
+    Curve,
     FleetRates,
     OutputLengths,
     estimate,
     step_seconds,
+    usable,
 )
 from superfluid_core.placement.view import Load
 
@@ -23,17 +27,33 @@ RATES = ((1, 50.0), (8, 200.0), (16, 320.0))
 def test_a_step_is_interpolated_between_measured_batches() -> None:
     assert step_seconds(RATES, 1) == pytest.approx(0.02)
     assert step_seconds(RATES, 8) == pytest.approx(0.04)
+    assert step_seconds(RATES, 16) == pytest.approx(0.05)
     assert step_seconds(RATES, 12) == pytest.approx(0.045)
     assert step_seconds(RATES, 32) > step_seconds(RATES, 16)
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 64), st.floats(1.0, 5_000.0)), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(0, 64), st.floats(0.0, 5_000.0)), max_size=6),
     st.integers(1, 100),
 )
-def test_a_step_is_positive_whatever_was_measured(rates: Any, lanes: Any) -> None:
-    unique = tuple({lanes_: (lanes_, rate) for lanes_, rate in rates}.values())
-    assert step_seconds(unique, lanes) > 0.0
+def test_a_step_grows_and_each_lane_costs_more_whatever_was_measured(
+    rates: list[tuple[int, float]], lanes: int
+) -> None:
+    assume(usable(tuple(rates)))
+    curve = Curve(tuple(rates))
+    steps = [curve.step(n) for n in (lanes, lanes + 1, lanes + 2)]
+    assert 0.0 < steps[0] < steps[1] < steps[2]
+    costs = [curve.decoding(n, 128)[1] for n in (lanes - 1, lanes, lanes + 1)]
+    assert 0.0 <= costs[0] < costs[1] < costs[2]
+
+
+def test_noise_makes_no_lane_free() -> None:
+    flat, falling = Curve(((1, 10.0), (8, 80.0))), Curve(((2, 20.0), (4, 40.0), (6, 70.0)))
+    for curve in (flat, falling):
+        costs = [curve.decoding(running, 8)[1] for running in range(9)]
+        least = 2 * SLOPE_FLOOR * curve.step(1)
+        assert costs[0] == pytest.approx(0.0)
+        assert all(then - now > 0.9 * least for now, then in pairwise(costs))
 
 
 def test_waiting_for_a_lane_costs(kit: Any) -> None:
