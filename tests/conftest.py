@@ -43,6 +43,7 @@ PLACES = {HERE / name: place for place, name in enumerate(LONGEST)}
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # collection makes only what stays
     worker = getattr(config, "workerinput", None)
     if worker is None or [Path(argument).resolve() for argument in config.args] != [HERE]:
         return
@@ -61,6 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.enable()
     gc.set_threshold(YOUNG_MAX, MIDDLE_EVERY, MIDDLE_EVERY)
 
 
