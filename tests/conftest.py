@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,6 @@ PLACES = {HERE / name: place for place, name in enumerate(LONGEST)}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # collection makes only what stays
     worker = getattr(config, "workerinput", None)
     if worker is None or [Path(argument).resolve() for argument in config.args] != [HERE]:
         return
@@ -60,10 +59,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (PLACES.get(item.path, len(PLACES)), str(item.path)))
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()
-    gc.enable()
-    gc.set_threshold(YOUNG_MAX, MIDDLE_EVERY, MIDDLE_EVERY)
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    gc.disable()  # nearly all that collecting makes stays
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(YOUNG_MAX, MIDDLE_EVERY, MIDDLE_EVERY)
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
