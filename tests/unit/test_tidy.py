@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -48,15 +48,31 @@ def shown(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+class Looks(NamedTuple):
+    """What is kept of a source's tree: all trees at once are millions of objects."""
+
+    docstring: str
+    functions: tuple[tuple[str, int, int], ...]
+    """Name, line and number of lines."""
+    prints: tuple[int, ...]
+    """Lines."""
+
+
 @functools.cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
-def functions(module: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+def looks(path: Path) -> Looks:
+    module = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    functions, prints = [], []
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+            assert node.end_lineno is not None
+            functions.append((node.name, node.lineno, node.end_lineno - node.lineno + 1))
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("print", "pprint", "breakpoint")
+        ):
+            prints.append(node.lineno)
+    return Looks((ast.get_docstring(module) or "").strip(), tuple(functions), tuple(prints))
 
 
 def test_files_stay_small_enough_to_hold_in_the_head() -> None:
@@ -70,16 +86,16 @@ def test_files_stay_small_enough_to_hold_in_the_head() -> None:
 
 def test_functions_fit_on_a_screen() -> None:
     long = [
-        f"{shown(path)}:{node.lineno} {node.name}: {node.end_lineno - node.lineno + 1} lines"
+        f"{shown(path)}:{line} {name}: {lines} lines"
         for path in source_files()
-        for node in functions(tree(path))
-        if node.end_lineno and node.end_lineno - node.lineno + 1 > FUNCTION_LINES_MAX
+        for name, line, lines in looks(path).functions
+        if lines > FUNCTION_LINES_MAX
     ]
     assert not long, long
 
 
 def test_every_module_says_what_it_is() -> None:
-    silent = [shown(p) for p in package_files() if not (ast.get_docstring(tree(p)) or "").strip()]
+    silent = [shown(path) for path in package_files() if not looks(path).docstring]
     assert not silent, silent
 
 
@@ -108,22 +124,12 @@ def test_no_path_of_one_machine_is_in_the_repository() -> None:
     assert not found, found
 
 
-def prints(path: Path) -> list[int]:
-    return [
-        node.lineno
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in ("print", "pprint", "breakpoint")
-    ]
-
-
 def test_only_a_cli_prints() -> None:
     found = [
         f"{shown(path)}:{line}"
         for path in package_files()
         if path.name != "cli.py"
-        for line in prints(path)
+        for line in looks(path).prints
     ]
     assert not found, found
 

@@ -26,21 +26,13 @@ PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",
     "def fibonacci(n):\n",
-    "Water boils at a temperature of",
     "The three primary colours are",
     "In 1969, the first humans",
-    "To bake bread you need flour,",
-    "The mitochondria is the",
     "Dear Sir or Madam,\n\nI am writing to",
     "import numpy as np\n\n",
-    "The largest planet in our solar system",
     "A haiku about autumn:\n",
-    "Photosynthesis is the process by which",
     "Q: What is 12 times 12?\nA:",
-    "The Great Wall of China was built",
     "SELECT name FROM users WHERE",
-    "My favourite season is winter because",
-    "An octopus has eight arms and",
     "<|im_start|>user\nWhat is gravity?<|im_end|>\n<|im_start|>assistant\n",
     "The quick brown fox jumps over the lazy dog. " * 8,
 ]
@@ -173,7 +165,7 @@ class LlamaCpp:
 
 @pytest.fixture(scope="module")
 def engine(demo_path: Path, build_engine: Callable[..., TorchEngine]) -> Iterator[TorchEngine]:
-    made = build_engine(demo_path, lanes=20, window=WINDOW)
+    made = build_engine(demo_path, lanes=len(PROMPTS), window=WINDOW)
     yield made
     made.close()
 

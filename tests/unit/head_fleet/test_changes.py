@@ -56,6 +56,7 @@ def test_a_drained_node_gets_nothing_new_and_everything_again_when_undrained(
             assert [len(node.opens) for node in nodes.values()] == [0, 6]
             assert fleet.health().nodes[0].is_draining
             fleet.undrain("a")
+            await until(lambda: not fleet.health().nodes[0].is_draining)
             for number in range(6):
                 await reader(fleet, kit.request(number, 2))
             assert len(nodes["a"].opens) > 0
