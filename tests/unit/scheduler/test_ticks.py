@@ -269,6 +269,27 @@ def test_prompts_that_ride_on_decode_steps_cost_what_they_add_to_them() -> None:
     assert rates.prefill_added_ns(8) == pytest.approx(12.5 * MS, rel=0.1)
 
 
+def test_nodes_are_compared_by_steps_that_are_mostly_prompt() -> None:
+    # fifty equal nodes said 580 to 20,000 tokens a second: some had computed short prompts one by one beside decode steps of 100 ms
+    rates = Rates()
+    rates.on_step(8, 60, 103 * MS)
+    assert rates.prompt_rate == 0.0, "nobody knows what the decoding took of it"
+    rates.on_step(8, 0, 100 * MS)
+    rates.on_step(8, 60, 103 * MS)
+    rates.on_step(0, 60, 3 * MS)
+    assert rates.prompt_rate == 0.0, "too short, or too little of the step"
+    rates.on_step(0, 240, 12 * MS)
+    rates.on_step(8, 4_000, 300 * MS)
+    assert rates.prompt_rate == 20_000.0
+    for _ in range(3):
+        rates.on_step(0, 240, 12 * MS)
+    rates.on_step(0, 240, 400 * MS)
+    assert rates.prompt_rate == 20_000.0, "a step that stalled"
+    for _ in range(9):
+        rates.on_step(0, 240, 24 * MS)
+    assert rates.prompt_rate == 10_000.0, "it has become slower"
+
+
 def test_a_tick_beside_slow_decode_steps_carries_what_adds_half_a_second() -> None:
     rates = Rates()
     rates.on_step(60, 0, 1000 * MS)
