@@ -201,8 +201,8 @@ def test_a_process_that_dies_with_all_its_links_costs_one_failure() -> None:
 
 @asynccontextmanager
 async def joining(port: int, **options: Any) -> AsyncIterator[NodeRig]:
-    """A node that dials a head on loopback."""
-    flags = {"join": (f"127.0.0.1:{port}",)} | options.pop("flags", {})
+    """A node that dials a head on loopback; the same one each time, unless it is told otherwise."""
+    flags = {"join": (f"127.0.0.1:{port}",), "identity": "joining"} | options.pop("flags", {})
     async with serving(flags=flags, **options) as rig, asyncio.TaskGroup() as group:
         running = group.create_task(rig.node.joiner.run())
         try:
@@ -239,7 +239,7 @@ def test_a_node_that_dials_in_serves_and_comes_back_after_a_restart_of_the_head(
                 assert await fleet.wait_ready(5)
                 assert await read(fleet, request(1, 40), []) == expected[0]
                 (state,) = fleet.health().nodes
-                assert (state.name, state.link, state.links) == ("node-1", "joined", 1)
+                assert (state.name, state.link, state.links) == ("joining", "joined", 1)
                 assert state.address == "127.0.0.1"
                 assert fleet.counters.joins == 1
             async with listening(port) as (fleet, _):
@@ -262,7 +262,7 @@ def test_a_joined_node_works_beside_a_dialled_one_and_a_reload_leaves_it_alone()
                 async with joining(port):
                     await until(lambda: [n.is_up for n in fleet.health().nodes] == [True, True])
                     assert fleet.reload(()).removed == ("box-0",)
-                    await until(lambda: [n.name for n in fleet.health().nodes] == ["node-1"])
+                    await until(lambda: [n.name for n in fleet.health().nodes] == ["joining"])
                     assert await read(fleet, request(1, 10), [])
                 running.cancel()
 
@@ -285,7 +285,7 @@ def test_an_identity_that_is_live_is_refused_by_name_on_both_sides(
         async with listening() as (fleet, port), joining(port):
             assert await fleet.wait_ready(5)
             async with joining(port) as second:
-                words = "it calls itself 'node-1', which is live as another process"
+                words = "it calls itself 'joining', which is live as another process"
                 await until(lambda: fleet.counters.join_refusals > 0)
                 await until(lambda: logged(words))
                 await until(lambda: logged(f"unauthorized: refused: {words}"))
