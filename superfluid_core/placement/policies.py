@@ -259,6 +259,9 @@ class _Ask:
         limits = self.ranking.limits
         judged = [(card, fit(card.node, request, limits, now_ns)) for card in wide]
         able = [card for card, verdict in judged if verdict is Fit.CAPABLE]
+        if request.is_move and not any(map(_has_free_lane, able)):
+            judged = [(card, self._unspared(card, verdict, now_ns)) for card, verdict in judged]
+            able = [card for card, verdict in judged if verdict is Fit.CAPABLE]
         able = [c for c in able if c.node.name not in request.avoid] or _only_avoided(judged)
         if not able:
             passing = any(verdict.is_passing for _, verdict in judged)
@@ -281,6 +284,12 @@ class _Ask:
             found.offer(rank(card, request, self.query), [card.entry.position])
         name = self.ranking.order[_drawn(found.ties(set()), self.draw)]
         return Choice(name, max_output, self.ranking.policy, self._compared_all(judged))
+
+    def _unspared(self, card: Card, verdict: Fit, now_ns: int) -> Fit:
+        """Judge a node with a free lane as if it were warm: who is in mid-sentence waits nowhere because it is given less."""
+        if verdict is not Fit.FULL or not _has_free_lane(card):
+            return verdict
+        return fit(card.node, self.request, self.ranking.limits, now_ns, is_spared=False)
 
     def _is_soon_free(self, judged: Sequence[tuple[Card, Fit]]) -> bool:
         """Say whether a node with a free lane only reads other moved contexts first: that takes less time than a lane's end."""

@@ -279,14 +279,23 @@ class Fit(StrEnum):
         return self in (Fit.BUSY, Fit.FULL, Fit.TENANT, Fit.REPREFILLS)
 
 
-def fit(node: NodeView, request: PlacementRequest, limits: PlacementLimits, now_ns: int) -> Fit:
-    """Judge one node for one request, ignoring the window (see `fits_window`)."""
+def fit(
+    node: NodeView,
+    request: PlacementRequest,
+    limits: PlacementLimits,
+    now_ns: int,
+    *,
+    is_spared: bool = True,
+) -> Fit:
+    """Judge one node for one request, ignoring the window (see `fits_window`). `is_spared`: while it warms up it is given less."""
     standing = standing_of(node, request.model, request.weights)
     if standing is not Fit.CAPABLE:
         return standing
     if node.busy_until_ns > now_ns:
         return Fit.BUSY
-    if not _has_room(node, node.offers[request.model], request, limits):
+    room = room_of(node, node.offers[request.model], limits, is_spared=is_spared)
+    is_interactive = request.qos is QosClass.INTERACTIVE
+    if room is not Room.OPEN and not (is_interactive and room is Room.INTERACTIVE):
         return Fit.FULL
     if is_tenant_full(node, request, limits):
         return Fit.TENANT
@@ -311,13 +320,6 @@ def standing_of(node: NodeView, model: str, weights: str | None = None) -> Fit:
     return Fit.SUSPECT if node.is_suspect else Fit.CAPABLE
 
 
-def _has_room(
-    node: NodeView, offer: Offer, request: PlacementRequest, limits: PlacementLimits
-) -> bool:
-    room = room_of(node, offer, limits)
-    return room is Room.OPEN or (room is Room.INTERACTIVE and request.qos is QosClass.INTERACTIVE)
-
-
 class Room(StrEnum):
     """Whom a node still takes, by the number of sessions there."""
 
@@ -326,13 +328,15 @@ class Room(StrEnum):
     NONE = "none"
 
 
-def room_of(node: NodeView, offer: Offer, limits: PlacementLimits) -> Room:
+def room_of(
+    node: NodeView, offer: Offer, limits: PlacementLimits, *, is_spared: bool = True
+) -> Room:
     """Lanes and a little more; an interactive session may go over it where it can preempt a lower class.
 
     The lanes are the engine's own; the most sessions that a node takes from one head count over all its engines.
     """
     held = node.work(offer).held
-    if node.allowance < 1.0:
+    if is_spared and node.allowance < 1.0:
         lanes = max(1, int(offer.lanes * node.allowance))
         return Room.OPEN if held.sessions < lanes else Room.NONE
     is_full = 0 < node.sessions_max <= node.sessions

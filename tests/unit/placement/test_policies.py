@@ -314,6 +314,25 @@ def test_a_moved_session_waits_for_a_node_that_reads_contexts_rather_than_behind
     assert elsewhere.choice.node == "full"
 
 
+def test_a_moved_session_goes_to_a_node_that_warms_up_rather_than_behind_busy_lanes(
+    kit: Any,
+) -> None:
+    # a rolling restart: two of three nodes had just come back, and what left the fourth waited up to 4 s on the full one
+    view = kit.view(kit.node("full"), kit.node("warming"))
+    fold_load(view.nodes["full"], replace(view.nodes["full"].load, lanes_busy=8), ())
+    view.nodes["warming"].allowance = 0.1
+    moved = kit.request(prompt=60, is_move=True)
+    nodes = []
+    for _ in range(8):
+        placed = place_one(view, moved)
+        assert isinstance(placed, Placed)
+        nodes.append(placed.choice.node)
+    assert nodes == ["warming"] * 8
+    newcomer = place_one(view, kit.request(prompt=60))
+    assert isinstance(newcomer, Placed)
+    assert newcomer.choice.node == "full", "who is new is kept from it"
+
+
 @pytest.mark.parametrize("rate", [0.0, 700.0], ids=["nothing measured", "measured with few"])
 def test_short_contexts_move_together_whatever_a_node_made_of_single_ones(
     kit: Any, rate: float
