@@ -26,6 +26,7 @@ from superfluid_head.fleet.chronicle import Chronicle
 from superfluid_head.fleet.desk import Desk
 from superfluid_head.fleet.events import MovedEvent, ProgressEvent
 from superfluid_head.fleet.generation import Phase
+from superfluid_head.fleet.heavy import HeavyRows
 from superfluid_head.fleet.node import FleetNode, SessionMessage
 from superfluid_head.fleet.quarantine import QuarantineTable
 from superfluid_head.fleet.queue import MoveRate, Pace, Ticket, WaitingRoom
@@ -36,7 +37,6 @@ from superfluid_head.fleet.translate import (
     arrived_of,
     error_of,
     input_of,
-    light_first,
     open_of,
     too_long,
     wait_over,
@@ -76,6 +76,7 @@ class Runner:
         self._link_limits = limits[1]
         self._moves = MoveRate(limits[0])
         self._is_pump_due = False
+        self._heavy = HeavyRows(lambda link, row: self._hear_row(link, row, clock.now_ns()))
 
     # --- generations ---
 
@@ -117,17 +118,25 @@ class Runner:
 
     def heard(self, link: int, message: SessionMessage) -> None:
         if isinstance(message, Tokens):
-            now_ns = self._clock.now_ns()
-            for row in light_first(message.rows):
-                generation = self.generations.get(row.session)
-                if generation and generation.machine.take_plain(link, row):
-                    self._deliver(generation, row, now_ns)
+            heavy, now_ns = self._heavy, self._clock.now_ns()
+            for row in message.rows:
+                if row.logprobs or row.session in heavy:
+                    heavy.add(link, row)
                 else:
-                    self._hear(row.session, arrived_of(link, row))
-        elif not isinstance(message, Timing):
+                    self._hear_row(link, row, now_ns)
+            return
+        self._heavy.flush(message.session)
+        if not isinstance(message, Timing):
             self._hear(message.session, input_of(link, message))
         elif message.session in self.generations:
             self.generations[message.session].timed(link, message)
+
+    def _hear_row(self, link: int, row: TokenRow, now_ns: int) -> None:
+        generation = self.generations.get(row.session)
+        if generation and generation.machine.take_plain(link, row):
+            self._deliver(generation, row, now_ns)
+        else:
+            self._hear(row.session, arrived_of(link, row))
 
     def _hear(self, session: int, event: t.NodeInput) -> None:
         if session in self.relief:
@@ -155,6 +164,7 @@ class Runner:
 
     def node_lost(self, node: FleetNode, loss: t.Loss) -> None:
         """Move everything that was placed on `node`."""
+        self._heavy.flush()
         self.relief.node_lost(node)
         for slot in list(node.slots.values()):
             generation = self.generations.get(slot.session)
@@ -165,6 +175,7 @@ class Runner:
 
     def link_lost(self, node: FleetNode, link: int, loss: t.Loss) -> None:
         """Move what was placed on one of the links of `node`."""
+        self._heavy.flush()
         self.relief.node_lost(node, link)
         for slot in [slot for slot in node.slots.values() if slot.link == link]:
             if slot.session in self.generations:

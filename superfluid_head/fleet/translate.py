@@ -5,7 +5,6 @@ No state and no decisions: so that the wire, the machine and the callers' errors
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from superfluid_core.clock import MS
@@ -140,15 +139,6 @@ def wait_over(code: ErrorCode) -> str:
     if code is ErrorCode.NO_WORKER:
         return "no node that serves this model is up"
     return "waited too long for a free lane"
-
-
-def light_first(rows: Sequence[TokenRow]) -> Sequence[TokenRow]:
-    """Put rows without log-probabilities first: making those into text takes ten times as long, and nobody else is to wait for it.
-
-    The rows of one session stay in order.
-    """
-    heavy = {row.session for row in rows if row.logprobs}
-    return sorted(rows, key=lambda row: row.session in heavy) if heavy else rows
 
 
 def loads_of(status: Status) -> tuple[Load, dict[int, Load]]:

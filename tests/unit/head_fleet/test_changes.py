@@ -13,11 +13,9 @@ import pytest
 from superfluid_core.blockhash import block_chain, root_hash
 from superfluid_core.errors import CapacityError
 from superfluid_core.limits import FleetLimits
-from superfluid_core.session import FinishReason, TokenLogprobs
-from superfluid_core.wire.messages import Prefix, TokenRow
+from superfluid_core.wire.messages import Prefix
 from superfluid_head.fleet.chronicle import EVENTS_KEPT_MAX, LISTENERS_MAX
 from superfluid_head.fleet.fleet import MovedEvent, NodeAddress, TokensEvent
-from superfluid_head.fleet.translate import light_first
 
 
 def run(scenario: Any) -> Any:
@@ -28,17 +26,6 @@ async def until(claim: Any, timeout_s: float = 5.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not claim():  # noqa: ASYNC110 - looks into the fleet
             await asyncio.sleep(0.01)
-
-
-def test_rows_without_log_probabilities_come_first_and_a_sessions_rows_stay_in_order() -> None:
-    told = TokenLogprobs(-0.5, ((7, -0.5),))
-    rows = [
-        TokenRow(1, 1, 0, (7,), logprobs=(told,)), TokenRow(2, 1, 0, (8,)), TokenRow(1, 1, 1, (), FinishReason.LENGTH),
-        TokenRow(3, 1, 0, (9,), logprobs=(told,)), TokenRow(4, 1, 0, (9,)),
-    ]  # fmt: skip
-    found = [(row.session, row.first) for row in light_first(rows)]
-    assert found == [(2, 0), (4, 0), (1, 0), (1, 1), (3, 0)]
-    assert light_first(rows[1:2]) == rows[1:2]
 
 
 # --- drains -----------------------------------------------------------------------------------------

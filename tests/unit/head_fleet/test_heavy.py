@@ -1,0 +1,88 @@
+"""Rows with log-probabilities wait for turns of their own; what is said of one session stays in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from superfluid_core.wire.messages import TokenRow
+from superfluid_head.fleet.heavy import ROWS_A_TURN, ROWS_WAITING_MAX, HeavyRows
+
+Heard = list[tuple[int, int]]
+
+
+def row(session: int, first: int = 0) -> TokenRow:
+    return TokenRow(session, 1, first, (7,))
+
+
+def run(scenario: Callable[[HeavyRows, Heard], Coroutine[Any, Any, None]]) -> Heard:
+    heard: Heard = []
+
+    async def main() -> None:
+        await scenario(HeavyRows(lambda _link, one: heard.append((one.session, one.first))), heard)
+
+    asyncio.run(main())
+    return heard
+
+
+def test_a_few_are_heard_in_every_turn_and_all_in_the_order_in_which_they_came() -> None:
+    async def scenario(rows: HeavyRows, heard: Heard) -> None:
+        for session in range(10):
+            rows.add(1, row(session))
+        assert not heard
+        counts = []
+        while len(rows):
+            await asyncio.sleep(0)
+            counts.append(len(heard))
+        assert counts == [ROWS_A_TURN, 2 * ROWS_A_TURN, 10]
+        rows.add(1, row(10))
+        await asyncio.sleep(0)
+
+    assert run(scenario) == [(session, 0) for session in range(11)]
+
+
+def test_a_session_is_held_back_for_as_long_as_something_of_it_waits() -> None:
+    async def scenario(rows: HeavyRows, heard: Heard) -> None:
+        rows.add(1, row(5))
+        assert 5 in rows
+        rows.add(1, row(5, 1))
+        rows.add(1, row(6))
+        rows.flush(5)
+        assert heard == [(5, 0), (5, 1)]
+        assert 5 not in rows
+        assert 6 in rows
+        rows.flush(5)
+        rows.flush()
+        assert not len(rows)
+        await asyncio.sleep(0)
+
+    assert run(scenario) == [(5, 0), (5, 1), (6, 0)]
+
+
+def test_no_more_wait_than_there_is_room_for() -> None:
+    async def scenario(rows: HeavyRows, heard: Heard) -> None:
+        for first in range(ROWS_WAITING_MAX + 3):
+            rows.add(1, row(1, first))
+        assert len(rows) == ROWS_WAITING_MAX
+        assert heard == [(1, 0), (1, 1), (1, 2)]
+        rows.flush()
+
+    assert run(scenario) == [(1, first) for first in range(ROWS_WAITING_MAX + 3)]
+
+
+def test_what_is_heard_may_have_everything_heard() -> None:
+    heard: Heard = []
+
+    async def main() -> None:
+        def hear(_link: int, one: TokenRow) -> None:
+            heard.append((one.session, one.first))
+            rows.flush()
+
+        rows = HeavyRows(hear)
+        for session in range(6):
+            rows.add(1, row(session))
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert heard == [(session, 0) for session in range(6)]
