@@ -17,7 +17,7 @@ from superfluid_core.placement.estimate import OutputLengths, step_seconds, usab
 from superfluid_core.placement.policies import Policy, Refusal
 from superfluid_core.placement.reserve import Placed, place
 from superfluid_core.placement.view import FleetView, NodeView, PlacementLimits, PlacementRequest
-from superfluid_core.session import QosClass
+from superfluid_core.session import FinishReason, QosClass
 from superfluid_head.fleet.events import GenerationRequest
 from superfluid_head.fleet.node import FleetNode
 from superfluid_head.fleet.stream import Generation
@@ -124,6 +124,12 @@ class Desk:
     def expected(self, request: GenerationRequest) -> int:
         """Guess how many tokens will be produced."""
         return self.lengths.expect(request.model, request.tenant, request.max_output)
+
+    def learn(self, generation: Generation, reason: FinishReason) -> None:
+        """Remember how many tokens an output that ended by itself had."""
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            request, count = generation.request, len(generation.machine.journal.ids)
+            self.lengths.learn(request.model, request.tenant, count)
 
     def pace_ns(self, request: GenerationRequest) -> int:
         """Time between two lanes that come free when all are busy, by what nodes have measured; 0 while none has."""

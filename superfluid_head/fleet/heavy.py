@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from superfluid_core.wire.messages import TokenRow
 
@@ -35,6 +35,14 @@ class HeavyRows:
 
     def __contains__(self, session: object) -> bool:
         return session in self._sessions
+
+    def plain(self, link: int, rows: Sequence[TokenRow]) -> Iterator[TokenRow]:
+        """Give the rows that need not wait, and keep the others."""
+        for row in rows:
+            if row.logprobs or row.session in self._sessions:
+                self.add(link, row)
+            else:
+                yield row
 
     def add(self, link: int, row: TokenRow) -> None:
         """Have `row` heard in a turn of its own; called in a running loop."""

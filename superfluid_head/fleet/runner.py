@@ -18,7 +18,7 @@ from superfluid_core.logs import log
 from superfluid_core.placement.policies import Refusal, RefusalKind
 from superfluid_core.placement.reserve import Placed as Reserved
 from superfluid_core.placement.view import Fit
-from superfluid_core.session import FinishReason, QosClass
+from superfluid_core.session import QosClass
 from superfluid_core.wire.messages import CancelSession, SetClass, TokenRow, Tokens
 from superfluid_core.wire.notes import Timing
 from superfluid_head.fleet import transitions as t
@@ -70,9 +70,7 @@ class Runner:
         self.counters = Counters()
         self.quarantine = quarantine
         self.knows: Callable[[str], bool] = lambda _model: False
-        self._nodes = nodes
-        self._desk = desk
-        self._clock = clock
+        self._nodes, self._desk, self._clock = nodes, desk, clock
         self._link_limits = limits[1]
         self._moves = MoveRate(limits[0])
         self._is_pump_due = False
@@ -118,12 +116,9 @@ class Runner:
 
     def heard(self, link: int, message: SessionMessage) -> None:
         if isinstance(message, Tokens):
-            heavy, now_ns = self._heavy, self._clock.now_ns()
-            for row in message.rows:
-                if row.logprobs or row.session in heavy:
-                    heavy.add(link, row)
-                else:
-                    self._hear_row(link, row, now_ns)
+            now_ns = self._clock.now_ns()
+            for row in self._heavy.plain(link, message.rows):
+                self._hear_row(link, row, now_ns)
             return
         self._heavy.flush(message.session)
         if not isinstance(message, Timing):
@@ -358,7 +353,7 @@ class Runner:
                 self.counters.quarantined += 1
                 self.quarantine.add(generation.request, self._clock.now_ns())
             case t.End():
-                self._learn(generation, action.reason)
+                self._desk.learn(generation, action.reason)
                 self.counters.ended += 1
                 generation.push(generation.end_event(action.reason, action.stop_id))
             case t.Fail():
@@ -448,14 +443,8 @@ class Runner:
 
     def _announce(self, generation: Generation, action: t.Announce) -> None:
         self.counters.moves += 1
-        journal = generation.machine.journal
-        delivered, left = len(journal.ids), generation.last_node
-        self.chronicle.moved(generation.request, action, journal.epoch, delivered, left)
+        epoch, delivered = generation.machine.journal.epoch, len(generation.machine.journal.ids)
+        self.chronicle.moved(generation.request, action, epoch, delivered, generation.last_node)
         event = MovedEvent(action.moves, action.reason)
-        generation.spans.moved(event, len(journal.ids))
+        generation.spans.moved(event, delivered)
         generation.push(event)
-
-    def _learn(self, generation: Generation, reason: FinishReason) -> None:
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            request, count = generation.request, len(generation.machine.journal.ids)
-            self._desk.lengths.learn(request.model, request.tenant, count)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from superfluid_core.session import FinishReason, TokenLogprobs
 from superfluid_core.wire.messages import TokenRow
 from superfluid_head.fleet.heavy import ROWS_A_TURN, ROWS_WAITING_MAX, HeavyRows
 
@@ -58,6 +59,20 @@ def test_a_session_is_held_back_for_as_long_as_something_of_it_waits() -> None:
         await asyncio.sleep(0)
 
     assert run(scenario) == [(5, 0), (5, 1), (6, 0)]
+
+
+def test_rows_without_log_probabilities_come_first_and_a_sessions_rows_stay_in_order() -> None:
+    told = TokenLogprobs(-0.5, ((7, -0.5),))
+    step = [
+        TokenRow(1, 1, 0, (7,), logprobs=(told,)), TokenRow(2, 1, 0, (8,)), TokenRow(1, 1, 1, (), FinishReason.LENGTH),
+        TokenRow(3, 1, 0, (9,), logprobs=(told,)), TokenRow(4, 1, 0, (9,)),
+    ]  # fmt: skip
+
+    async def scenario(rows: HeavyRows, heard: Heard) -> None:
+        heard += [(one.session, one.first) for one in rows.plain(1, step)]
+        await asyncio.sleep(0)
+
+    assert run(scenario) == [(2, 0), (4, 0), (1, 0), (1, 1), (3, 0)]
 
 
 def test_no_more_wait_than_there_is_room_for() -> None:
