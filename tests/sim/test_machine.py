@@ -1,6 +1,6 @@
 """The same fleet, driven by hypothesis: it chooses requests, faults and how much time passes, and makes what breaks small.
 
-`SUPERFLUID_SIM_EXAMPLES` sets how many examples (80 by default, 3,000 in `make soak`, 20,000 for a night).
+`SUPERFLUID_SIM_EXAMPLES` sets how many examples (300 by default, 3,000 in `make soak`, 20,000 for a night).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LONGEST_S = 5.0
 LONG = ("terminate", "goaway race", "half frame", "raw flip")
 KINDS = tuple(kind for kind in ALL_KINDS if kind not in LONG)
 """What is over soon: an example is as long as its longest fault."""
-EXAMPLES = int(os.environ.get("SUPERFLUID_SIM_EXAMPLES", "80"))
+EXAMPLES = int(os.environ.get("SUPERFLUID_SIM_EXAMPLES", "300"))
 STEPS = 60
 
 
