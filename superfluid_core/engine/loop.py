@@ -4,7 +4,7 @@ The scheduler is touched by the event loop alone and needs no lock. The engine t
 `TickDone` back (many posts, one wake-up of the loop) and reads one flag between steps. A plan is made the moment none is in
 flight and something changed; nothing polls while the node is idle. While the last step of a tick runs,
 the plan behind it is left where the engine thread finds it (`_ahead`): if what came was foreseen, it goes on without waiting for
-the event loop. Whoever takes that plan out owns it, and the loop does so whenever something comes in. While sessions live, the scheduler also hears the time
+the event loop. Whoever takes that plan out owns it, and the loop does so whenever something but the time comes in. While sessions live, the scheduler also hears the time
 every `TIME_MS`, so that deadlines pass although a step is long. If the engine or the scheduler breaks, `run` raises and the
 process is to end: there is no state here that could be trusted afterwards.
 """
@@ -106,9 +106,13 @@ class EngineLoop:
         return -(-self._scheduler.load().step_predicted_ns // MS)
 
     def submit(self, *inputs: Input) -> None:
-        """Give the scheduler its inputs (none: the time); their effects were delivered when this returns."""
+        """Give the scheduler its inputs (none: the time); their effects were delivered when this returns.
+
+        A plan that was foreseen outlives a look at the time: whom a deadline ends then, ends as if the engine had just taken it.
+        """
         self._pending.extend(inputs)
-        self._ahead.clear()
+        if inputs:
+            self._ahead.clear()
         if self._is_delivering:
             return
         self._is_delivering = True

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
-from itertools import count
+from itertools import islice
 
 from superfluid_core.clock import SECOND, Clock
 from superfluid_core.engine.base import Capabilities, EngineInfo, Interrupted, OnStep
@@ -374,15 +374,13 @@ class SimEngine:
         else:
             logprob = -0.01 - (_numbers(lane.key, index, 0)[2] % 1_000_000) / 500_000
         rest = min(logprob, math.log(max(1e-9, 1.0 - math.exp(logprob))))
-        top = [(token, logprob)]
-        for attempt in count(DRAWS_MAX):
-            if len(top) >= min(wanted, len(self._ordinary)):
-                break
-            place = _numbers(lane.key, index, attempt)[1]
-            other = self._ordinary[place % len(self._ordinary)]
-            if all(other != known for known, _ in top):
-                top.append((other, rest - 0.7 * len(top)))
-        return TokenLogprobs(logprob, tuple(top[:wanted]))
+        # one hash for all of them: alternatives are neighbours in the vocabulary, from a hashed place on
+        ordinary = self._ordinary
+        place = _numbers(lane.key, index, DRAWS_MAX)[1]
+        beside = (ordinary[(place + step) % len(ordinary)] for step in range(len(ordinary)))
+        others = islice((other for other in beside if other != token), max(0, wanted - 1))
+        top = ((token, logprob), *((other, rest - 0.7 * n) for n, other in enumerate(others, 1)))
+        return TokenLogprobs(logprob, top[:wanted])
 
     # --- lanes --------------------------------------------------------------------------------
 

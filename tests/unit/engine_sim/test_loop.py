@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from superfluid_core.clock import SystemClock
+from superfluid_core.clock import MS, SystemClock
 from superfluid_core.engine import loop as loop_module
 from superfluid_core.engine.embedding import Embedding
-from superfluid_core.engine.loop import EngineLoop
+from superfluid_core.engine.loop import TIME_MS, EngineLoop
 from superfluid_core.engine.script import load_script
 from superfluid_core.engine.sim import SimEngine, SimOptions, ThreadPause
-from superfluid_core.errors import EngineError
+from superfluid_core.errors import EngineError, ErrorCode
 from superfluid_core.limits import SchedulerLimits
 from superfluid_core.scheduler.plan import (
     Accepted,
@@ -282,6 +282,33 @@ def test_a_steady_batch_goes_on_from_tick_to_tick_without_the_event_loop() -> No
         assert rig.ids(number) == Bench(eos_probability=0.0).prefill([spec], 200)[0]
     assert watching.plans == sorted(set(watching.plans)), "every tick is told once"
     assert {tick + 1 for tick in watching.followed} <= set(watching.plans)
+
+
+def test_steps_longer_than_the_looks_at_the_time_between_are_foreseen_as_well() -> None:
+    """Looks at the time took the next plan back: with steps over 100 ms no tick ever followed another without the event loop."""
+    watching = Watching()
+    late_ns: list[int] = []
+
+    def rig_of() -> Rig:
+        rig = Rig(decode_rate=1e3 / (1.5 * TIME_MS))
+        rig.loop._watch = watching
+        return rig
+
+    async def body(rig: Rig) -> None:
+        submit(rig, 1, "prompt 1", max_output=8, stop_ids=frozenset())
+        at_ns = CLOCK.now_ns() + 5 * TIME_MS * MS
+        submit(rig, 2, "prompt 2", max_output=8, stop_ids=frozenset(), deadline_ns=at_ns)
+        await rig.until(lambda: rig.finish(2) is not None)
+        late_ns.append(CLOCK.now_ns() - at_ns)
+        await rig.until(lambda: rig.finish(1) is not None)
+
+    rig = run(rig_of, body)
+    last = rig.finish(2)
+    assert last is not None
+    assert last.code is ErrorCode.DEADLINE_EXCEEDED, "deadlines pass although a plan is ahead"
+    assert 0 <= late_ns[0] < 2_000 * MS
+    assert len(rig.ids(1)) == 8
+    assert len(watching.followed) >= 2
 
 
 def test_whoever_comes_is_served_although_the_engine_has_its_next_plan() -> None:
