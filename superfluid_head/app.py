@@ -39,6 +39,7 @@ from superfluid_head.api.shapes import reply
 from superfluid_head.api.slots import Slots
 from superfluid_head.api.state import Head
 from superfluid_head.api.tokens import TokensEndpoint
+from superfluid_head.api.turns import Turns
 from superfluid_head.dashboard.pages import DashboardEndpoint
 from superfluid_head.workers.place import Place
 from superfluid_head.workers.siblings import Siblings
@@ -129,7 +130,7 @@ def build_app(
         Origins(access.origins),
         "" if worker is None else str(worker.door(worker.number)),
     )
-    inner = Idempotency(Slots(app, head.quotas), head.clock, head.limits)
+    inner = Idempotency(Slots(Turns(app), head.quotas), head.clock, head.limits)
     answers = inner if worker is None else Siblings(inner, worker, head.limits)
     return Gate(answers, rules, head.metrics, head.clock, head.tracer)
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import httpx
 
+from superfluid_core.collector import Collector
 from superfluid_core.limits import HttpLimits
 from superfluid_core.modelfiles.resolve import resolve
 from superfluid_core.modelfiles.text_model import from_text_files
@@ -135,10 +136,12 @@ async def measure(options: argparse.Namespace) -> dict[str, list[tuple[float, fl
     server = http_server(build_app(bench.head), limits)
     probe, found = Probe(), {}
     gc.collect()
-    gc.freeze()  # as `run_head` does, and this too
+    collector = Collector(lambda: False)  # as `run_head` has it, and this too
+    collector.begin()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(server.serve(sockets=sockets)), group.create_task(probe.run())]
+        tasks.append(group.create_task(collector.run()))
         for name in KINDS:
             command = [sys.executable, "-m", "tests.unit.head_api.soak_lag", "--client", url]
             command += ["--kind", name, "--posts", str(options.posts)]
@@ -152,7 +155,8 @@ async def measure(options: argparse.Namespace) -> dict[str, list[tuple[float, fl
             found[name] = sorted(probe.take())
         server.should_exit = True
         await tasks[0]
-        tasks[1].cancel()
+        for each in tasks[1:]:
+            each.cancel()
     workers.close()
     bench.workers.close()
     return found
