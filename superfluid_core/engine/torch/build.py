@@ -16,6 +16,7 @@ import torch
 
 from superfluid_core.clock import Clock, SystemClock
 from superfluid_core.engine.base import Capabilities, EngineInfo
+from superfluid_core.engine.torch import own_kernels
 from superfluid_core.engine.torch.attention.base import AttentionShape, Site
 from superfluid_core.engine.torch.attention.choose import AUTO, choose_attention
 from superfluid_core.engine.torch.attention.registry import DEFAULT, make_attention
@@ -23,7 +24,7 @@ from superfluid_core.engine.torch.capabilities import invariant_gap, recorded_ga
 from superfluid_core.engine.torch.cuda.devices import use_device
 from superfluid_core.engine.torch.cuda.graphs import OnProgress
 from superfluid_core.engine.torch.cuda.memory import NO_RESERVE, UTILIZATION
-from superfluid_core.engine.torch.cuda.setup import SPARE_BLOCKS, GraphSetup
+from superfluid_core.engine.torch.cuda.setup import SPARE_BLOCKS, GraphSetup, recording_gap
 from superfluid_core.engine.torch.device import (
     Machine,
     PoolWish,
@@ -136,7 +137,7 @@ def _build(
     setup = GraphSetup(
         decoder, site, name, _one_block(config, options, dtype), options.lanes, window, step_tokens
     )
-    is_recorded = _is_recorded(config, options, device, say)
+    is_recorded = _is_recorded(config, options, setup, say)
     with torch.inference_mode():
         pool = _make_pool(setup, options, machine, is_recorded=is_recorded)
         graphs = setup.record(pool, _progress(say)) if is_recorded else None
@@ -210,15 +211,18 @@ def attention_shape(config: ModelConfig) -> AttentionShape:
     )
 
 
-def _is_recorded(
-    config: ModelConfig, options: TorchOptions, device: torch.device, say: Say
-) -> bool:
-    """Whether decode steps are recorded: where that is wanted and the model lets them."""
-    is_wanted = device.type == "cuda" if options.graphs is None else options.graphs
+def _is_recorded(config: ModelConfig, options: TorchOptions, setup: GraphSetup, say: Say) -> bool:
+    """Whether decode steps are recorded: where that is wanted, and the model and the device let them."""
+    site = setup.site
+    if site.device.type == "cuda" and (broken := own_kernels.gap()) is not None:
+        say(f"passes between products are plain torch's: our own kernels do not run, {broken}")
+    is_wanted = site.device.type == "cuda" if options.graphs is None else options.graphs
     gap = recorded_gap(config)
+    if gap is None and options.graphs is None:
+        gap = recording_gap(setup.attention, site)
     if is_wanted and gap is not None:
         say(f"decode steps are not recorded: {gap}")
-    return is_wanted and gap is None
+    return _agreed(options.ranks, holds=is_wanted and gap is None)
 
 
 def _share(config: ModelConfig, ranks: Ranks | None) -> ModelConfig:

@@ -7,7 +7,6 @@ step. The trial runs on a pool of its own, which is gone before the real one is 
 from __future__ import annotations
 
 import gc
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,7 +14,7 @@ import torch
 
 from superfluid_core.engine.compose import StepRow
 from superfluid_core.engine.torch.attention.base import DecodeAttention, Site
-from superfluid_core.engine.torch.attention.choose import interpreted
+from superfluid_core.engine.torch.attention.choose import unfit
 from superfluid_core.engine.torch.attention.registry import make_attention
 from superfluid_core.engine.torch.batch import BlockTables, compose_batch
 from superfluid_core.engine.torch.cuda.devices import device_for
@@ -99,6 +98,15 @@ def recorded_backend(attention: str, pool: KvPool, site: Site) -> str:
     """Choose what decode steps are recorded with."""
     if isinstance(make_attention(attention, pool, site.shape), DecodeAttention):
         return attention
-    can_run = site.device.type == "cuda" or interpreted()
-    has_triton = importlib.util.find_spec("triton") is not None
-    return "triton" if has_triton and can_run else "reference"
+    return "reference" if unfit("triton", site) else "triton"
+
+
+def recording_gap(attention: str, site: Site) -> str | None:
+    """Say why decode steps are better not recorded on a device; None when they are.
+
+    The reference reads a whole window for every row: eager steps of any backend are faster than its recorded ones.
+    """
+    if site.device.type != "cuda" or attention in ("triton", "reference"):
+        return None
+    reason = unfit("triton", site)
+    return None if reason is None else f"our own attention does not work here, {reason}"
