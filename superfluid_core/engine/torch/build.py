@@ -39,7 +39,11 @@ from superfluid_core.engine.torch.keeping import AUTO as AUTO_WEIGHTS
 from superfluid_core.engine.torch.keeping import DEQUANTIZED, QUANTIZED, choose_products
 from superfluid_core.engine.torch.kvcache import CopyCost, KvPool, KvShape, copy_cost
 from superfluid_core.engine.torch.models import Decoder
-from superfluid_core.engine.torch.parallel.group import Ranks
+from superfluid_core.engine.torch.parallel.group import (
+    BUILD_SECONDS,
+    COLLECTIVE_SECONDS,
+    Ranks,
+)
 from superfluid_core.engine.torch.parallel.shards import load_shard, local_config
 from superfluid_core.engine.torch.pooling import PASS_TOKENS, Pooler
 from superfluid_core.engine.torch.quantized_linear import Keeper
@@ -212,7 +216,10 @@ def attention_shape(config: ModelConfig) -> AttentionShape:
 
 
 def _is_recorded(config: ModelConfig, options: TorchOptions, setup: GraphSetup, say: Say) -> bool:
-    """Whether decode steps are recorded: where that is wanted, and the model and the device let them."""
+    """Whether decode steps are recorded: where that is wanted, and the model and the device let them.
+
+    Also where ranks meet after loading, which takes one of them longer than another.
+    """
     site = setup.site
     if site.device.type == "cuda" and (broken := own_kernels.gap()) is not None:
         say(f"passes between products are plain torch's: our own kernels do not run, {broken}")
@@ -222,16 +229,16 @@ def _is_recorded(config: ModelConfig, options: TorchOptions, setup: GraphSetup, 
         gap = recording_gap(setup.attention, site)
     if is_wanted and gap is not None:
         say(f"decode steps are not recorded: {gap}")
-    return _agreed(options.ranks, holds=is_wanted and gap is None)
+    return _agreed(options.ranks, holds=is_wanted and gap is None, seconds=BUILD_SECONDS)
 
 
 def _share(config: ModelConfig, ranks: Ranks | None) -> ModelConfig:
     return config if ranks is None else local_config(config, ranks.world)
 
 
-def _agreed(ranks: Ranks | None, *, holds: bool) -> bool:
-    """Say whether something holds on every rank."""
-    return holds if ranks is None else bool(ranks.least(int(holds)))
+def _agreed(ranks: Ranks | None, *, holds: bool, seconds: float = COLLECTIVE_SECONDS) -> bool:
+    """Say whether something holds on every rank; the others are waited for so long."""
+    return holds if ranks is None else bool(ranks.least(int(holds), seconds))
 
 
 class Placed(NamedTuple):
@@ -246,7 +253,7 @@ def _load(files: Checkpoint, window: int, placed: Placed, cache: Path | None, sa
     """Read the weights; what of them stays quantized is as `--weights` says, or nothing in float32 on a CPU."""
     device, dtype, options = placed
     products = choose_products(options.weights, device, dtype, say)
-    if not _agreed(options.ranks, holds=products is not None):
+    if not _agreed(options.ranks, holds=products is not None, seconds=BUILD_SECONDS):
         products = None  # ranks have to have the same numbers
     if products is None and cache is not None and files.kind == "gguf":
         folder = cache / "weights"
