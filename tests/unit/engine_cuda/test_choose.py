@@ -140,7 +140,7 @@ def test_whatever_a_kernel_or_its_compiler_fails_with_passes_it_over(
 def test_heads_that_flashinfer_has_no_kernel_for_cost_no_compiling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(choose.importlib.util, "find_spec", lambda _name: object())
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
     site = replace(THERE, shape=AttentionShape(32, 32, 80))
     assert unfit("flashinfer", site) == "it has no kernels for heads of 80 numbers"
 

@@ -109,7 +109,12 @@ def test_what_has_not_begun_in_time_is_left_out(monkeypatch: pytest.MonkeyPatch)
 def test_speed_has_the_time_that_checks_left(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[float] = []
     monkeypatch.setattr("faulthandler.dump_traceback_later", lambda *_, **__: None)
-    monkeypatch.setattr(selftest, "speed_lines", lambda *told: iter(given.append(told[2]) or ()))
+
+    def nothing(_model: str, _device: str, seconds: float) -> Iterator[dict[str, Any]]:
+        given.append(seconds)
+        return iter(())
+
+    monkeypatch.setattr(selftest, "speed_lines", nothing)
     assert invoke("--device", "cpu", "--only", "speed")[0] == 0
     assert invoke("--device", "cpu", "--only", "speed", "--seconds", "50")[0] == 0
     assert given[0] == bench_peers.MEASURE_SECONDS
