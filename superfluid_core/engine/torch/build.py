@@ -298,6 +298,8 @@ def _make_pool(
     one, device = setup.one, setup.site.device
     is_told = options.kv_blocks is not None or options.kv_memory_bytes is not None
     is_measured = device.type == "cuda" and not is_told
+    if device.type == "cuda" and is_told:
+        setup.warm()
     wish = PoolWish(
         block_bytes=one.block_bytes,
         block_tokens=options.block_tokens,

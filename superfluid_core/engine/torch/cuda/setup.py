@@ -25,8 +25,10 @@ from superfluid_core.engine.torch.cuda.graphs import (
     graph_sizes,
 )
 from superfluid_core.engine.torch.cuda.memory import CudaMeter, Meter, Reserve, measure_reserve
+from superfluid_core.engine.torch.draw import TOP_K_OFF, DrawColumns, draw
 from superfluid_core.engine.torch.kvcache import KvPool, KvShape
 from superfluid_core.engine.torch.models import Decoder
+from superfluid_core.engine.torch.sampler import best_of_rows
 from superfluid_core.scheduler.plan import LanePlan
 
 SPARE_BLOCKS = 1
@@ -54,7 +56,19 @@ class GraphSetup:
 
     def _measure(self, meter: Meter, sizes: Sequence[int]) -> Reserve:
         pool, step = self._trial()
-        return measure_reserve(meter, step, self._graphs(pool).record_size, sizes)
+        made: list[DecodeGraphs] = []
+
+        def record(size: int) -> None:
+            if not made:  # within what is measured: their fixed tensors need memory too
+                made.append(self._graphs(pool))
+            made[0].record_size(size)
+
+        return measure_reserve(meter, step, record, sizes)
+
+    def warm(self) -> None:
+        """Run the widest step once, where nothing is measured: no request waits for a compiler."""
+        _, step = self._trial()
+        step()
 
     def record(self, pool: KvPool, on_progress: OnProgress | None = None) -> DecodeGraphs:
         """Record the decode steps over the real pool."""
@@ -84,14 +98,36 @@ class GraphSetup:
             plans.append(LanePlan(lane, False, 0, (0,) * length, 1, 0, own))
             rows.append(StepRow(lane, 0, (0,) * length, True, 0, False))
         pool = KvPool(replace(self.one, blocks=blocks + SPARE_BLOCKS), self.site.device)
-        attention = make_attention(self.attention, pool, self.site.shape)
         batch = compose_batch(rows, BlockTables(plans, size), self.site.device)
 
         def step() -> None:
             with torch.inference_mode():
+                # made anew: a library's workspace is memory that the real one will need
+                attention = make_attention(self.attention, pool, self.site.shape)
                 self.decoder.forward(batch, attention)
+                self._draw()
 
         return pool, step
+
+    def _draw(self) -> None:
+        """Draw for all lanes in both ways, from equal scores, which leave all of a row open."""
+        place, config = self.site.device, self.decoder.config
+        hidden = torch.zeros((self.lanes, config.hidden), dtype=self.site.dtype, device=place)
+        logits = self.decoder.project(hidden).float()
+        best_of_rows(logits)
+        halves = torch.full((self.lanes,), 0.5, dtype=torch.float64, device=place)
+        every = torch.arange(self.lanes, device=place)
+        filtered = DrawColumns(
+            temperature=torch.ones(self.lanes, device=place),
+            top_k=torch.full_like(every, TOP_K_OFF),
+            min_p=torch.zeros_like(halves),
+            top_p=halves,
+            plain=None,
+            filtered=every,
+            unbounded=True,
+        )
+        draw(logits, filtered, halves)
+        draw(logits, replace(filtered, plain=every, filtered=None), halves)
 
 
 def recorded_backend(attention: str, pool: KvPool, site: Site) -> str:
