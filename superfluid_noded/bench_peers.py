@@ -14,12 +14,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from superfluid_core.clock import SystemClock
+from superfluid_core.clock import SECOND, SystemClock
 from superfluid_core.modelfiles.resolve import ModelFiles
 
 CLOCK = SystemClock()
 WINDOW = 2048
-MEASURE_SECONDS = 1_800
+MEASURE_SECONDS = 1_800.0
 TAIL_CHARS = 300
 PEERS = {"native": "torch", "vllm": "vllm", "sglang": "sglang"}
 STREAMS = {"cpu": (1, 8), "cuda": (1, 8, 64)}
@@ -101,8 +101,14 @@ class SglangContender:
         return times
 
 
-def speed_lines(model: str, device: str) -> Iterator[dict[str, Any]]:
-    """Measure every engine that is installed; a line per figure, or one that says why there is none."""
+def speed_lines(
+    model: str, device: str, seconds: float = MEASURE_SECONDS
+) -> Iterator[dict[str, Any]]:
+    """Measure every engine that is installed; a line per figure, or one that says why there is none.
+
+    `seconds` are for all engines, ours first.
+    """
+    end_ns = CLOCK.now_ns() + round(seconds * SECOND)
     kind = device.partition(":")[0]
     requests = [
         {"measure": "decode", "streams": streams, "tokens": TOKENS[kind]}
@@ -115,11 +121,12 @@ def speed_lines(model: str, device: str) -> Iterator[dict[str, Any]]:
         elif name != "native" and kind == "cpu":
             yield {"engine": name, "left out": "compared on a GPU only"}
         else:
-            yield from _measured(name, model, device, requests)
+            left = max(1.0, (end_ns - CLOCK.now_ns()) / SECOND)
+            yield from _measured(name, model, device, requests, left)
 
 
 def _measured(
-    name: str, model: str, device: str, requests: Sequence[dict[str, Any]]
+    name: str, model: str, device: str, requests: Sequence[dict[str, Any]], seconds: float
 ) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-m", "superfluid_noded.bench_engine"]
     command += ["--contender", name, "--model", model, "--device", device, "--threads", "0"]
@@ -132,11 +139,11 @@ def _measured(
             input=text,
             capture_output=True,
             text=True,
-            timeout=MEASURE_SECONDS,
+            timeout=seconds,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        yield {"engine": name, "error": f"no end in {MEASURE_SECONDS} s"}
+        yield {"engine": name, "error": f"no end in {seconds:.0f} s"}
         return
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     figures = [answer["tok_s"] for answer in answers if "tok_s" in answer][len(requests) :]

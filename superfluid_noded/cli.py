@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -66,12 +68,25 @@ def command(config_file: str | None, check: bool, print_config: bool, **flags: A
     config = _named(settings, config)
     _judge_addresses(config, has_key=keys is not None)
     settle_threads()
+    settle_caches(config.cache_dir)
     models = find_models(config)
     if check:
         report(config, models, keys, _say)
         return
     check_engine(config, models[0])
     asyncio.run(_run(config, models, keys))
+
+
+def settle_caches(cache: Path | None) -> None:
+    """Let compiled kernels be kept where this program may write, unless the environment says where; call it before torch is loaded.
+
+    Their own choice is the home directory, which a service need not have, or may not write to.
+    """
+    if cache is None:
+        return
+    if "TRITON_HOME" not in os.environ:
+        os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
+    os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(cache))
 
 
 async def _run(config: NodeConfig, models: tuple[Model, ...], keys: Credentials | None) -> None:

@@ -20,11 +20,17 @@ PARTS = ("kernels", "engines", "speed")
 @click.option("--seeds", type=click.IntRange(1, 1000), help="Random scenes of every dtype.")
 @click.option("--model", default="demo", show_default=True, help="What the speed is measured with.")
 @click.option("--json", "is_json", is_flag=True, help="JSON lines.")
-def selftest(only: tuple[str, ...], seeds: int | None, *, is_json: bool, **texts: Any) -> None:
+@click.option(
+    "--seconds", type=click.IntRange(1, 86_400), help="For all of it; the rest is left out."
+)
+def selftest(
+    only: tuple[str, ...], seeds: int | None, seconds: int | None, *, is_json: bool, **texts: Any
+) -> None:
     """Check every kernel and engine of this machine against plain torch, then measure."""
     command = [sys.executable, "-m", "superfluid_noded.selftest"]
     command += [f"--{name}={text}" for name, text in texts.items()]
     command += [f"--only={part}" for part in only]
-    command += [] if seeds is None else [f"--seeds={seeds}"]
+    numbers = {"seeds": seeds, "seconds": seconds}
+    command += [f"--{name}={number}" for name, number in numbers.items() if number is not None]
     command += ["--json"] if is_json else []
     raise SystemExit(subprocess.run(command, check=False).returncode)

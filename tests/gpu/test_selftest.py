@@ -51,6 +51,7 @@ def test_our_own_kernels_are_always_there(dtype: torch.dtype, block_tokens: int)
         assert choose_attention("auto", site) in ("flashinfer", "varlen", "triton")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # a prototype, torch warns
 def test_steps_ahead_never_wait_for_the_device_but_to_read_ids(tmp_path: Path) -> None:
     """After a stretch's first step torch is told to raise at whatever would make the host wait."""
     files = write_tiny_model(tmp_path, TinySizes())

@@ -16,6 +16,7 @@ import torch
 
 from superfluid_core.clock import Clock, SystemClock
 from superfluid_core.engine.base import Capabilities, EngineInfo
+from superfluid_core.engine.torch import own_kernels
 from superfluid_core.engine.torch.attention.base import AttentionShape, Site
 from superfluid_core.engine.torch.attention.choose import AUTO, choose_attention
 from superfluid_core.engine.torch.attention.registry import DEFAULT, make_attention
@@ -23,7 +24,7 @@ from superfluid_core.engine.torch.capabilities import invariant_gap, recorded_ga
 from superfluid_core.engine.torch.cuda.devices import use_device
 from superfluid_core.engine.torch.cuda.graphs import OnProgress
 from superfluid_core.engine.torch.cuda.memory import NO_RESERVE, UTILIZATION
-from superfluid_core.engine.torch.cuda.setup import SPARE_BLOCKS, GraphSetup
+from superfluid_core.engine.torch.cuda.setup import SPARE_BLOCKS, GraphSetup, recording_gap
 from superfluid_core.engine.torch.device import (
     Machine,
     PoolWish,
@@ -38,7 +39,11 @@ from superfluid_core.engine.torch.keeping import AUTO as AUTO_WEIGHTS
 from superfluid_core.engine.torch.keeping import DEQUANTIZED, QUANTIZED, choose_products
 from superfluid_core.engine.torch.kvcache import CopyCost, KvPool, KvShape, copy_cost
 from superfluid_core.engine.torch.models import Decoder
-from superfluid_core.engine.torch.parallel.group import Ranks
+from superfluid_core.engine.torch.parallel.group import (
+    BUILD_SECONDS,
+    COLLECTIVE_SECONDS,
+    Ranks,
+)
 from superfluid_core.engine.torch.parallel.shards import load_shard, local_config
 from superfluid_core.engine.torch.pooling import PASS_TOKENS, Pooler
 from superfluid_core.engine.torch.quantized_linear import Keeper
@@ -136,7 +141,7 @@ def _build(
     setup = GraphSetup(
         decoder, site, name, _one_block(config, options, dtype), options.lanes, window, step_tokens
     )
-    is_recorded = _is_recorded(config, options, device, say)
+    is_recorded = _is_recorded(config, options, setup, say)
     with torch.inference_mode():
         pool = _make_pool(setup, options, machine, is_recorded=is_recorded)
         graphs = setup.record(pool, _progress(say)) if is_recorded else None
@@ -210,24 +215,30 @@ def attention_shape(config: ModelConfig) -> AttentionShape:
     )
 
 
-def _is_recorded(
-    config: ModelConfig, options: TorchOptions, device: torch.device, say: Say
-) -> bool:
-    """Whether decode steps are recorded: where that is wanted and the model lets them."""
-    is_wanted = device.type == "cuda" if options.graphs is None else options.graphs
+def _is_recorded(config: ModelConfig, options: TorchOptions, setup: GraphSetup, say: Say) -> bool:
+    """Whether decode steps are recorded: where that is wanted, and the model and the device let them.
+
+    Also where ranks meet after loading, which takes one of them longer than another.
+    """
+    site = setup.site
+    if site.device.type == "cuda" and (broken := own_kernels.gap()) is not None:
+        say(f"passes between products are plain torch's: our own kernels do not run, {broken}")
+    is_wanted = site.device.type == "cuda" if options.graphs is None else options.graphs
     gap = recorded_gap(config)
+    if gap is None and options.graphs is None:
+        gap = recording_gap(setup.attention, site)
     if is_wanted and gap is not None:
         say(f"decode steps are not recorded: {gap}")
-    return is_wanted and gap is None
+    return _agreed(options.ranks, holds=is_wanted and gap is None, seconds=BUILD_SECONDS)
 
 
 def _share(config: ModelConfig, ranks: Ranks | None) -> ModelConfig:
     return config if ranks is None else local_config(config, ranks.world)
 
 
-def _agreed(ranks: Ranks | None, *, holds: bool) -> bool:
-    """Say whether something holds on every rank."""
-    return holds if ranks is None else bool(ranks.least(int(holds)))
+def _agreed(ranks: Ranks | None, *, holds: bool, seconds: float = COLLECTIVE_SECONDS) -> bool:
+    """Say whether something holds on every rank; the others are waited for so long."""
+    return holds if ranks is None else bool(ranks.least(int(holds), seconds))
 
 
 class Placed(NamedTuple):
@@ -242,7 +253,7 @@ def _load(files: Checkpoint, window: int, placed: Placed, cache: Path | None, sa
     """Read the weights; what of them stays quantized is as `--weights` says, or nothing in float32 on a CPU."""
     device, dtype, options = placed
     products = choose_products(options.weights, device, dtype, say)
-    if not _agreed(options.ranks, holds=products is not None):
+    if not _agreed(options.ranks, holds=products is not None, seconds=BUILD_SECONDS):
         products = None  # ranks have to have the same numbers
     if products is None and cache is not None and files.kind == "gguf":
         folder = cache / "weights"
@@ -287,6 +298,8 @@ def _make_pool(
     one, device = setup.one, setup.site.device
     is_told = options.kv_blocks is not None or options.kv_memory_bytes is not None
     is_measured = device.type == "cuda" and not is_told
+    if device.type == "cuda" and is_told:
+        setup.warm()
     wish = PoolWish(
         block_bytes=one.block_bytes,
         block_tokens=options.block_tokens,

@@ -13,13 +13,14 @@ worst might lie outside); other rows are sorted in full, with the same arithmeti
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
+
+from superfluid_core.engine.torch import own_kernels
 
 CANDIDATES = 64
 TOP_K_OFF = (1 << 31) - 1
@@ -71,7 +72,7 @@ def draw(logits: Tensor, columns: DrawColumns, uniform: Tensor) -> Tensor:
 @cache
 def _draw_open() -> Callable[[Tensor, DrawColumns, Tensor, Tensor, Tensor], None] | None:
     """Find the kernel that draws the open rows without telling the host which they are."""
-    if importlib.util.find_spec("triton") is None:
+    if own_kernels.gap() is not None:
         return None
     from superfluid_core.engine.torch.triton.draw import draw_open
 

@@ -124,6 +124,7 @@ class TorchEngine:
 
     def embed(self, ids: Sequence[int], pooling: str) -> Iterator[bytes | None]:
         """Compute a text's vector in short passes; see `Embedder.embed`."""
+        use_device(self._pool.device)  # a thread's first work may be a text
         try:
             yield from self._paths.pooler.embed(ids, pooling)
         except RuntimeError as error:

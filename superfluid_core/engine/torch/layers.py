@@ -9,7 +9,6 @@ loaded: query, key and value rows lie in one matrix, gate and up rows in another
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name that everyone knows it by
 from torch import Tensor
 
+from superfluid_core.engine.torch import own_kernels
 from superfluid_core.engine.torch.attention.base import AttentionBackend
 from superfluid_core.engine.torch.linear import Linear
 from superfluid_core.engine.torch.rope import rotate
@@ -178,7 +178,7 @@ def family_layer(
 @cache
 def _fused_layer() -> Callable[..., Tensor] | None:
     """Find the layer whose passes are kernels of our own."""
-    if importlib.util.find_spec("triton") is None:
+    if own_kernels.gap() is not None:
         return None
     from superfluid_core.engine.torch.triton.layer import fused_layer
 

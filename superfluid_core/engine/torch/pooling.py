@@ -115,7 +115,7 @@ class Pooler:
     def _pool(self, blocks: int) -> KvPool:
         try:
             return KvPool(replace(self.shape, blocks=blocks), self.device)
-        except (RuntimeError, MemoryError) as error:
+        except (torch.OutOfMemoryError, MemoryError) as error:
             text = "no memory to embed a text of this length now"
             raise CapacityError(text, code=ErrorCode.OVERLOADED, retry_after_ms=1_000) from error
 

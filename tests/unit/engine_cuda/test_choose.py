@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from superfluid_core.engine.torch.attention import choose
 from superfluid_core.engine.torch.attention.base import AttentionShape, Site
@@ -23,6 +26,7 @@ from superfluid_core.engine.torch.attention.flashinfer import FlashInferAttentio
 from superfluid_core.engine.torch.attention.reference import ReferenceAttention
 from superfluid_core.engine.torch.attention.registry import register
 from superfluid_core.engine.torch.attention.varlen import VarlenAttention
+from superfluid_core.engine.torch.cuda import setup
 from superfluid_core.engine.torch.kvcache import KvPool
 from superfluid_core.errors import ConfigError
 
@@ -103,6 +107,56 @@ def test_a_trial_finds_out(
     found = trial("odd", HERE)
     assert found is not None
     assert reason in found
+
+
+class Failing(ReferenceAttention):
+    failure: Exception
+
+    def run(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        raise self.failure
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (OutOfResources(106_752, 101_376, "shared memory"), "OutOfResources: out of resource"),
+        (FileNotFoundError(2, "No such file or directory", "ninja"), "FileNotFoundError: "),
+        (PermissionError(13, "Permission denied", "/root/.triton"), "PermissionError: "),
+        (subprocess.CalledProcessError(1, ["gcc"]), "CalledProcessError: Command"),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else "",
+)
+def test_whatever_a_kernel_or_its_compiler_fails_with_passes_it_over(
+    failure: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("superfluid_core.engine.torch.attention.registry.BACKENDS", {})
+    monkeypatch.setattr(Failing, "failure", failure, raising=False)
+    register("odd", Failing)
+    found = trial("odd", HERE)
+    assert found is not None
+    assert found.startswith(reason)
+
+
+def test_heads_that_flashinfer_has_no_kernel_for_cost_no_compiling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
+    site = replace(THERE, shape=AttentionShape(32, 32, 80))
+    assert unfit("flashinfer", site) == "it has no kernels for heads of 80 numbers"
+
+
+def test_steps_are_not_recorded_with_the_reference_where_our_own_attention_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(setup, "unfit", lambda *_: "no C compiler")
+    reason = "our own attention does not work here, no C compiler"
+    assert setup.recording_gap("padded", THERE) == reason
+    assert setup.recording_gap("triton", THERE) is None
+    assert setup.recording_gap("padded", HERE) is None  # a CPU records for tests only
+    assert setup.recorded_backend("padded", trial_pool(HERE), HERE) == "reference"
+    monkeypatch.setattr(setup, "unfit", lambda *_: None)
+    assert setup.recording_gap("padded", THERE) is None
+    assert setup.recorded_backend("padded", trial_pool(HERE), HERE) == "triton"
 
 
 def test_a_right_one_passes_its_trial() -> None:

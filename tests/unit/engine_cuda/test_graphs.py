@@ -153,6 +153,21 @@ def test_fed_ids_are_read_by_the_next_replay_one_position_on(tiny_model: TinyMod
         assert torch.equal(graphs.replay(), fed)
 
 
+def test_logits_of_every_size_lie_in_one_place(tiny_model: TinyModel) -> None:
+    """Sizes are many and a vocabulary is wide: a place for each would be gigabytes at 256 lanes."""
+    engine = recorded(tiny_model)
+    with torch.inference_mode():
+        graphs = graphs_of(engine, HostDevice(torch.device("cpu")), 8)
+        graphs.record()
+        places = set()
+        for count in (1, 2, 5):
+            graphs.load([DecodeRow(n + 1, 0, (n,)) for n in range(count)])
+            found = graphs.replay()
+            assert (tuple(found.shape), found.dtype) == ((count, 300), torch.float32)
+            places.add(found.data_ptr())
+    assert len(places) == 1
+
+
 def test_stale_nan_in_a_block_that_a_stretch_opens_reaches_nobody(tiny_model: TinyModel) -> None:
     engine = recorded(tiny_model)
     with torch.inference_mode():

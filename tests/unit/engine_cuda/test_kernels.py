@@ -25,6 +25,7 @@ CHECKED = {
 }  # fmt: skip
 WHOLE = bool(os.environ.get("SUPERFLUID_TEST_KERNELS"))
 CAPABILITIES = ("80", "90", "100")
+SHARED_BYTES_MIN = 99 * 1024  # what a block of threads may share on 8.6 and 8.9
 
 
 def lines_of(arguments: Sequence[str], interpret: str) -> list[dict[str, Any]]:
@@ -82,3 +83,24 @@ def test_every_kernel_compiles_for_every_generation_of_devices() -> None:
         assert made == set(CAPABILITIES), name
     # what a block of threads may share on the smallest of these devices
     assert max(line["shared"] for line in lines) <= 160 * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_wide_heads_fit_into_the_smallest_of_devices() -> None:
+    """Keys of heads of 256 numbers in 16 bits, or of 128 in 32, are twice as wide as those that the tiles were first made for."""
+    code = (
+        "import json, torch\n"
+        "from superfluid_core.engine.torch.triton.ahead import SHAPES, attention_variants, compile_for\n"
+        "for each in attention_variants(SHAPES['gemma3-4b'], torch.bfloat16):\n"
+        "    print(json.dumps({'kernel': each.name, **compile_for(each, 89)}))\n"
+    )
+    environment = dict(os.environ) | {"TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True, text=True, timeout=110, check=False, env=environment, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {line["kernel"] for line in lines} == {"split_kernel", "join_kernel", "prefill_kernel"}
+    assert all(line["shared"] <= SHARED_BYTES_MIN for line in lines)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from superfluid_core.engine.torch.build import TorchOptions, build_torch_engine
 from superfluid_core.engine.torch.cuda.graphs import graph_sizes
@@ -102,11 +103,14 @@ def test_blocks_follow_from_memory_reserve_and_utilization() -> None:
 
 
 def test_the_trial_measures_this_models_widest_step_on_a_pool_of_its_own(
-    tiny_model: TinyModel,
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same trial as on CUDA, with torch's CPU standing in; what it records is called once and forgotten."""
-    from superfluid_core.engine.torch.attention.base import Site
+    from superfluid_core.engine.torch.attention.base import AttentionBackend, Site
+    from superfluid_core.engine.torch.attention.registry import make_attention
+    from superfluid_core.engine.torch.cuda import setup as setups
     from superfluid_core.engine.torch.cuda.setup import GraphSetup
+    from superfluid_core.engine.torch.draw import draw
 
     options = TorchOptions(device="cpu", dtype="float32", lanes=9, kv_blocks=16, threads=1)
     engine = build_torch_engine(tiny_model, options)
@@ -116,16 +120,36 @@ def test_the_trial_measures_this_models_widest_step_on_a_pool_of_its_own(
         paths.decoder, site, "padded", replace(pool.shape, blocks=1), 9, 256, step_tokens=600
     )
     steps: list[int] = []
+    made: list[str] = []
+    drawn: list[int] = []
+
+    def noted(name: str, *rest: Any) -> AttentionBackend:
+        made.append(name)
+        return make_attention(name, *rest)
+
+    def counted(logits: Tensor, *rest: Any) -> Tensor:
+        drawn.append(len(logits))
+        return draw(logits, *rest)
+
+    monkeypatch.setattr(setups, "make_attention", noted)
+    monkeypatch.setattr(setups, "draw", counted)
 
     class Watching(Gauge):
         def peak_bytes(self, run: Callable[[], None]) -> int:
             steps.append(1)
-            return super().peak_bytes(run)
+            before = len(made), len(drawn)
+            peak = super().peak_bytes(run)
+            # what a backend keeps for itself, and drawing for all lanes at once, are part of a step's need
+            assert (len(made), len(drawn)) == (before[0] + 1, before[1] + 2)
+            return peak
 
     with torch.inference_mode():
         found = setup.reserve(Watching(50, {}))
     assert steps == [1]
+    assert set(drawn) == {9}
     assert found == Reserve(50, GRAPH_BYTES_MIN * 5)
+    setup.warm()
+    assert len(drawn) == 6
 
 
 def test_what_torch_says_at_start_comes_with_the_versions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,44 @@ def test_our_own_engine_must_be_measurable_and_the_others_need_not(
     ours = {"engine": "native", "tok_s": 3.0}
     assert lines(ours, {"engine": "vllm", "error": "broken"}) == 0
     assert lines({"engine": "native", "error": "broken"}) == 1
+
+
+def test_what_has_not_begun_in_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def endless(*_: object) -> Iterator[Check]:
+        while True:
+            begun.append("one")
+            yield Check("a", "ok", "fine")
+
+    monkeypatch.setattr(selftest, "checks", endless)
+    monkeypatch.setattr(selftest.TimeLeft, "seconds", lambda _self: 2.5 - len(begun))
+    monkeypatch.setattr(selftest, "speed_lines", lambda *_: iter([{"engine": "never"}]))
+    armed: list[float] = []
+    monkeypatch.setattr(
+        "faulthandler.dump_traceback_later", lambda seconds, **_: armed.append(seconds)
+    )
+    status, lines, _ = invoke("--device", "cpu", "--seconds", "100", "--json")
+    assert status == 0
+    assert armed == [100 + selftest.HANG_SECONDS]
+    assert [line.get("verdict") for line in lines[1:-2]] == ["ok", "ok", "ok", "left out"]
+    assert lines[-2] == {"engine": "native", "left out": "the time is over"}
+    assert lines[-1] == {"checks": {"ok": 3, "failed": 0, "left out": 1}}
+
+
+def test_speed_has_the_time_that_checks_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    monkeypatch.setattr("faulthandler.dump_traceback_later", lambda *_, **__: None)
+
+    def nothing(_model: str, _device: str, seconds: float) -> Iterator[dict[str, Any]]:
+        given.append(seconds)
+        return iter(())
+
+    monkeypatch.setattr(selftest, "speed_lines", nothing)
+    assert invoke("--device", "cpu", "--only", "speed")[0] == 0
+    assert invoke("--device", "cpu", "--only", "speed", "--seconds", "50")[0] == 0
+    assert given[0] == bench_peers.MEASURE_SECONDS
+    assert 0 < given[1] <= 50
 
 
 def test_speed_names_what_is_not_installed_and_what_broke(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,8 @@ class DecodeGraphs:
         # what was recorded reads tensors that the steps hold: they are kept although nobody calls them again
         self._steps: dict[int, Callable[[], None]] = {}
         self._replays: dict[int, Replay] = {}
-        self._logits: dict[int, Tensor] = {}
+        # logits of all sizes: kept within the recorded steps, each size would have its own
+        self._logits = torch.zeros((rows, decoder.config.vocabulary), device=place)
         self._rows = 0
 
     def record(self, on_progress: OnProgress | None = None) -> None:
@@ -138,7 +139,7 @@ class DecodeGraphs:
         """Run the step that is loaded; float32 logits [rows, vocabulary], good until the next replay, free to overwrite."""
         size = size_for(self._rows, self.sizes)
         self._replays[size]()
-        return self._logits[size][: self._rows]
+        return self._logits[: self._rows]
 
     def feed(self, ids: Tensor) -> None:
         """Let the next step feed these ids, each one position on. What is below 0 is no id, and nobody's."""
@@ -174,7 +175,8 @@ class DecodeGraphs:
             places = (state.positions // shape.block_tokens).unsqueeze(1)
             blocks = state.tables.gather(1, places).squeeze(1).to(torch.int64)
             state.slots.copy_(blocks * shape.block_tokens + state.positions % shape.block_tokens)
-            self._logits[size] = self._decoder.forward(batch, planned)
+            hidden = self._decoder.run_layers(batch, planned)
+            self._logits[:size].copy_(self._decoder.project(hidden))
 
         return run
 

@@ -22,6 +22,9 @@ from superfluid_core.limits import MIB
 dist: Any = torch.distributed  # its groups and stores are C++, of which the hints know half
 COLLECTIVE_SECONDS = 60.0
 JOIN_SECONDS = 300.0
+BUILD_SECONDS = (
+    1_800.0  # that one rank may take longer than another to read weights and compile kernels
+)
 LOOK_SECONDS = 5.0
 WORD_BYTES_MAX = 256 * MIB
 HOST = "127.0.0.1"
@@ -84,12 +87,12 @@ class Ranks:
         self._numbers.allreduce([numbers], how).wait()
         return numbers
 
-    def least(self, number: int) -> int:
-        """Find the smallest number that any rank has."""
+    def least(self, number: int, seconds: float = COLLECTIVE_SECONDS) -> int:
+        """Find the smallest number that any rank has; the others are waited for so long."""
         found = torch.tensor([number])
         how = dist.AllreduceOptions()
         how.reduceOp = dist.ReduceOp.MIN
-        how.timeout = _deadline()
+        how.timeout = timedelta(seconds=seconds)
         self._words.allreduce([found], how).wait()
         return int(found)
 

@@ -29,6 +29,7 @@ SHAPES = {
     "mistral-7b": AttentionShape(32, 8, 128, sliding_window=4096),
     "qwen2.5-7b": AttentionShape(28, 4, 128),
     "phi-80": AttentionShape(32, 32, 80),
+    "gemma3-4b": AttentionShape(8, 4, 256, sliding_window=1024),
 }
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -78,7 +79,12 @@ def attention_variants(
     yield _typed(
         decode.split_kernel,
         {**pool, **partial, **plain, **strides, "positions": "*i64"},
-        {**sizes, "GROUP_PAD": group_pad, "TILE": decode.TILE_TOKENS, "SPLITS": splits},
+        {
+            **sizes,
+            "GROUP_PAD": group_pad,
+            "TILE": decode.keys_of_tile(pad, dtype.itemsize),
+            "SPLITS": splits,
+        },
     )
     yield _typed(
         decode.join_kernel,
@@ -89,7 +95,11 @@ def attention_variants(
     yield _typed(
         prefill.prefill_kernel,
         {**pool, **plain, **strides, **work},
-        {**sizes, "ROWS": prefill.tile_rows(shape.group), "TILE": prefill.TILE_TOKENS},
+        {
+            **sizes,
+            "ROWS": prefill.tile_rows(shape.group),
+            "TILE": prefill.keys_of_tile(pad, dtype.itemsize),
+        },
         warps=4 if shape.head_dim <= 64 else 8,
     )
 
@@ -139,6 +149,7 @@ def pass_variants(shape: AttentionShape, dtype: torch.dtype) -> Iterator[Variant
         draw.draw_open_kernel,
         {**filters, "rows": "*fp32", "settled": "*i1", "found": "*i64", "width": "i32"},
         {"TILE": draw.TILE},
+        warps=draw.WARPS,
     )
 
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from superfluid_core.engine.torch.attention.base import AttentionShape
 
-TILE_TOKENS = 64
+TILE_TOKENS = 64  # at most: see keys_of_tile
+WIDE_BYTES = 512  # of a head; the smallest block of threads has 99 KiB to share, on compute capability 8.6 and 8.9
 DOT_ROWS_MIN = 16
 SPLITS_MAX = 32
 
@@ -62,7 +63,7 @@ def absorb(score, value, best, weight, mixed, PRECISION: tl.constexpr):
     return grown, weight, mixed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])  # a table is as wide as its longest row
 def split_kernel(
     queries,
     keys,
@@ -204,6 +205,11 @@ def plan_decode(
     )
 
 
+def keys_of_tile(head_pad: int, itemsize: int) -> int:
+    """Choose how many keys a tile has: as many as fit beside what the other tiles of a block of threads need, on every device."""
+    return TILE_TOKENS if head_pad * itemsize <= WIDE_BYTES else TILE_TOKENS // 2
+
+
 def precision_of(dtype: torch.dtype) -> str:
     """Products of float32 stay float32; narrower numbers have one way only."""
     return "ieee" if dtype is torch.float32 else "tf32"
@@ -214,6 +220,7 @@ def attend_decode(
 ) -> None:
     """Attend rows of queries [rows, heads, head_dim] into `out` of that shape; keys of the step are in the pool already."""
     rows, head_pad = plan.positions.shape[0], triton.next_power_of_2(shape.head_dim)
+    dot_pad = max(DOT_ROWS_MIN, head_pad)
     split_kernel[(rows, shape.kv_heads, plan.splits)](
         queries,
         kv.keys,
@@ -232,9 +239,9 @@ def attend_decode(
         GROUP=shape.group,
         GROUP_PAD=max(DOT_ROWS_MIN, triton.next_power_of_2(shape.group)),
         HEAD_DIM=shape.head_dim,
-        HEAD_PAD=max(DOT_ROWS_MIN, head_pad),
+        HEAD_PAD=dot_pad,
         BLOCK_TOKENS=kv.block_tokens,
-        TILE=TILE_TOKENS,
+        TILE=keys_of_tile(dot_pad, queries.dtype.itemsize),
         SPLITS=plan.splits,
         PRECISION=precision_of(queries.dtype),
     )

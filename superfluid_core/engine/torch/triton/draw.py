@@ -17,7 +17,9 @@ from torch import Tensor
 
 from superfluid_core.engine.torch.draw import DrawColumns
 
-TILE = 1024
+# a row is read a hundred times by one block of threads: a wide tile hides that every read waits for the cache
+TILE = 4096
+WARPS = 16
 
 
 @triton.jit
@@ -164,4 +166,5 @@ def draw_open(
         found,
         scaled.shape[1],
         TILE=TILE,
+        num_warps=WARPS,
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from superfluid_core.engine.torch.attention.base import AttentionShape
 from superfluid_core.engine.torch.triton.decode import (
+    WIDE_BYTES,
     PagedKv,
     absorb,
     places,
@@ -28,11 +29,11 @@ from superfluid_core.engine.torch.triton.decode import (
 )
 
 TILE_ROWS = 64
-TILE_TOKENS = 64
+TILE_TOKENS = 64  # at most: see keys_of_tile
 DOT_WIDTH_MIN = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])  # a table is as wide as its longest row
 def prefill_kernel(
     queries,
     keys,
@@ -124,6 +125,14 @@ def tile_tokens(group: int) -> int:
     return tile_rows(group) // group
 
 
+def keys_of_tile(head_pad: int, itemsize: int) -> int:
+    """Choose how many keys a tile has: queries are as many as rows of it, and all of it fits where 99 KiB are shared."""
+    width = head_pad * itemsize
+    if width < WIDE_BYTES:
+        return TILE_TOKENS
+    return TILE_TOKENS // 2 if width == WIDE_BYTES else TILE_TOKENS // 4
+
+
 def tile_rows(group: int) -> int:
     return max(TILE_ROWS, int(triton.next_power_of_2(group)))
 
@@ -147,6 +156,7 @@ def attend_prefill(
     queries: Tensor, kv: PagedKv, plan: PrefillPlan, shape: AttentionShape, out: Tensor
 ) -> None:
     """Attend the chunks' tokens; `queries` and `out` are [tokens, heads, head_dim] of the whole step."""
+    head_pad = max(DOT_WIDTH_MIN, triton.next_power_of_2(shape.head_dim))
     prefill_kernel[(plan.rows.shape[0], shape.kv_heads)](
         queries,
         kv.keys,
@@ -166,10 +176,10 @@ def attend_prefill(
         KV_HEADS=shape.kv_heads,
         GROUP=shape.group,
         HEAD_DIM=shape.head_dim,
-        HEAD_PAD=max(DOT_WIDTH_MIN, triton.next_power_of_2(shape.head_dim)),
+        HEAD_PAD=head_pad,
         BLOCK_TOKENS=kv.block_tokens,
         ROWS=tile_rows(shape.group),
-        TILE=TILE_TOKENS,
+        TILE=keys_of_tile(head_pad, queries.dtype.itemsize),
         PRECISION=precision_of(queries.dtype),
         num_warps=4 if shape.head_dim <= 64 else 8,
     )
