@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from superfluid_head.api.errors import invalid
+from superfluid_head.api.errors import invalid, not_json
 from superfluid_head.text.pace import Pace
 
 LONG_BYTES_MIN = 1 << 17
@@ -80,11 +80,8 @@ def _pieces(data: bytes, cuts: list[int], pace: Pace) -> Iterator[str]:
     for start, end in pairwise(cuts):
         try:
             text = kept + json.loads(b'"' + data[start:end] + b'"')
-        except UnicodeDecodeError:
-            raise invalid("the body is not valid UTF-8", code="invalid_json") from None
-        except json.JSONDecodeError as error:
-            words = f"the body is not valid JSON: {error.msg} after byte {start}"
-            raise invalid(words, code="invalid_json") from None
+        except ValueError as error:
+            raise not_json(error, f"after byte {start}") from None
         if kept:
             text = _PAIR.sub(_joined, text, count=1)
         kept = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""
