@@ -21,7 +21,7 @@ LONG_BYTES_MIN = 1 << 17
 SLICE_BYTES = 1 << 16
 _INSIDE = re.compile(rb'(?:[^"\\]++|(?:\\[^u])++|(?:\\u[0-9a-fA-F]{4})++)*+')
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
-_SPACE = b" \t\r\n"
+_COLON = re.compile(rb"[ \t\r\n]*+:")
 _CONTINUED = range(0x80, 0xC0)
 """Bytes of a character of UTF-8 after its first."""
 
@@ -46,7 +46,7 @@ def set_apart(data: bytes, pace: Pace) -> LongTexts:
             return LongTexts(data)
         at = cuts[-1] + 1
         if cuts[-1] - cuts[0] > LONG_BYTES_MIN:
-            if data[at : at + SLICE_BYTES].lstrip(_SPACE).startswith(b":"):
+            if _COLON.match(data, at):
                 raise invalid("the name of a member is too long", code="invalid_json")
             name = f"{mark}-{len(parts)}"
             text = "".join(_pieces(data, cuts, pace))
@@ -79,7 +79,7 @@ def _pieces(data: bytes, cuts: list[int], pace: Pace) -> Iterator[str]:
     kept = ""
     for start, end in pairwise(cuts):
         try:
-            text = kept + json.loads(b'"' + data[start:end] + b'"')
+            text = kept + json.loads(f'"{data[start:end].decode()}"')
         except ValueError as error:
             raise not_json(error, f"after byte {start}") from None
         if kept:
