@@ -16,10 +16,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from superfluid_core.placement.kinds import comparable, kinds_of, speeds_of
 from superfluid_core.placement.view import NodeView, Offer, PlacementRequest, Work
 
 PREFILL_RATE_UNKNOWN = 2_000.0
@@ -77,7 +78,7 @@ class Curve:
     """
 
     __slots__ = (
-        "_bend", "_corners", "_is_near", "_known", "_measured", "_near_to", "_profile", "_slowing", "rates",
+        "_bend", "_corners", "_known", "_measured", "_near_among", "_near_to", "_profile", "_slowing", "rates",
     )  # fmt: skip
 
     def __init__(self, rates: Rates) -> None:
@@ -90,19 +91,19 @@ class Curve:
         self._profile: list[tuple[int, float]] = []
         self._known: dict[int, float] = {}
         self._slowing = [0.0]
+        self._near_among: tuple[Curve, ...] = ()
         self._near_to: Curve | None = None
-        self._is_near = False
 
     @property
     def is_known(self) -> bool:
         return bool(self._measured)
 
     def profile(self) -> Sequence[tuple[int, float]]:
-        """Return the steps of the batches of `SIZES` that lie between measured ones, or the smallest measured if none does."""
+        """Return the steps of the batches of `SIZES` that lie between measured ones, or of the next smaller one if none does."""
         if not self._profile:
             smallest, largest = self._measured[0][0], self._measured[-1][0]
-            sizes = SIZES[bisect_left(SIZES, smallest) : bisect_right(SIZES, largest)]
-            self._profile = [(lanes, self.step(lanes)) for lanes in sizes or (smallest,)]
+            first, end = bisect_left(SIZES, smallest), bisect_right(SIZES, largest)
+            self._profile = [(n, self.step(n)) for n in SIZES[min(first, end - 1) : end]]
         return self._profile
 
     def step(self, lanes: int) -> float:
@@ -121,17 +122,28 @@ class Curve:
         return (ahead * self.step(lanes) / lanes if ahead > 0 else 0.0), self._slowing[running]
 
     def is_near(self, typical: Curve) -> bool:
-        """Say whether what was measured differs from `typical` by no more than noise: in smaller and in larger batches alike.
+        """Say whether what was measured differs from `typical` by no more than noise: in smaller and in larger batches alike."""
+        return self._apart(typical) <= RATE_NOISE
+
+    def nearest(self, typicals: tuple[Curve, ...]) -> Curve | None:
+        """Return the one to which this is nearest, if it is near that."""
+        if self._near_among is not typicals:
+            found = typicals[0]
+            if len(typicals) > 1:
+                found = min(typicals, key=self._apart)
+            self._near_to = found if self.is_near(found) else None
+            self._near_among = typicals
+        return self._near_to
+
+    def _apart(self, typical: Curve) -> float:
+        """By which factor this differs from `typical`, in smaller or in larger batches, whichever is more.
 
         The middle of each half decides, the lower of two: a step that stalled once is slow by much, and no step is fast by accident.
         """
-        if self._near_to is not typical:
-            ratios = [seconds / typical.step(lanes) for lanes, seconds in self._measured]
-            half = len(ratios) // 2 + 1
-            middles = [sorted(part)[(half - 1) // 2] for part in (ratios[:half], ratios[-half:])]
-            self._is_near = all(1 <= ratio * RATE_NOISE <= RATE_NOISE**2 for ratio in middles)
-            self._near_to = typical
-        return self._is_near
+        ratios = [seconds / typical.step(lanes) for lanes, seconds in self._measured]
+        half = len(ratios) // 2 + 1
+        middles = [sorted(part)[(half - 1) // 2] for part in (ratios[:half], ratios[-half:])]
+        return max(max(ratio, 1 / ratio) for ratio in middles)
 
     def is_within(self, share: float, other: Curve) -> bool:
         """Say whether no step of either's batches differs by more than a share of `other`'s."""
@@ -188,20 +200,27 @@ UNKNOWN = Curve(((1, 1 / STEP_SECONDS_UNKNOWN),))
 
 
 class FleetRates:
-    """The mean of what is known of one model, used where an engine has measured nothing; and what is typical of it."""
+    """The mean of what is known of one model, used where an engine has measured nothing; and what is typical of each kind of engine.
 
-    __slots__ = ("curve", "prefill", "typical", "typical_curve")
+    The kind of most engines comes first in `typicals` and in `typical_curves`. An engine without its like is of no kind.
+    """
+
+    __slots__ = ("curve", "prefill", "typical_curves", "typicals")
 
     def __init__(self, prefill: Sequence[float], curves: Sequence[Curve]) -> None:
         """Take what engines have measured: rates above 0.0, curves that are known. Of many a sample is enough."""
-        self.prefill = self.typical = PREFILL_RATE_UNKNOWN
-        self.curve = self.typical_curve = UNKNOWN
+        self.prefill = PREFILL_RATE_UNKNOWN
+        self.typicals: tuple[float, ...] = (PREFILL_RATE_UNKNOWN,)
+        self.curve = UNKNOWN
+        self.typical_curves: tuple[Curve, ...] = (UNKNOWN,)
         if prefill:
             rates = _sample(prefill)
             self.prefill = sum(rates) / len(rates)
-            self.typical = sorted(rates)[(len(rates) - 1) // 2]
+            self.typicals = tuple(map(_middle, _kinds(rates, rates)))
         if curves:
-            self.curve, self.typical_curve = _mean_and_typical(_sample(curves))
+            sample = _sample(curves)
+            self.curve = _curve_of(sample, lambda steps: sum(steps) / len(steps))
+            self.typical_curves = tuple(map(_typical, _kinds_of_curves(sample)))
 
     @staticmethod
     def of(works: Iterable[Work]) -> FleetRates:
@@ -210,24 +229,42 @@ class FleetRates:
         curves = [Curve(load.decode_rates) for load in known if usable(load.decode_rates)]
         return FleetRates(prefill, curves)
 
+    @property
+    def typical(self) -> float:
+        return self.typicals[0]
+
+    @property
+    def typical_curve(self) -> Curve:
+        return self.typical_curves[0]
+
     def keep_typical(self, before: FleetRates, share: float) -> bool:
         """Go on with what was typical, unless that has moved by more than a share. True when it goes on."""
-        is_kept = abs(self.typical - before.typical) <= share * before.typical
-        is_kept = is_kept and self.typical_curve.is_within(share, before.typical_curve)
+        rates = _pairs(self.typicals, before.typicals)
+        curves = _pairs(self.typical_curves, before.typical_curves)
+        is_kept = all(abs(now - then) <= share * then for now, then in rates)
+        is_kept = is_kept and all(now.is_within(share, then) for now, then in curves)
+        is_kept = is_kept and bool(rates) and bool(curves)
         if is_kept:
-            self.typical, self.typical_curve = before.typical, before.typical_curve
+            self.typicals, self.typical_curves = before.typicals, before.typical_curves
         return is_kept
 
     def rate(self, measured: float) -> float:
-        """Say what a node's prefill rate is taken as: its own, the mean for none, what is typical if it is near that."""
-        own = measured if measured > 0.0 else self.prefill
-        is_typical = self.typical <= own * RATE_NOISE and own <= self.typical * RATE_NOISE
-        return self.typical if is_typical else own
+        """Say what a node's prefill rate is taken as: its own, the mean for none, what is typical of a kind if it is near that."""
+        if measured > 0.0:
+            nearest = min(self.typicals, key=lambda each: _apart(each, measured))
+            return nearest if _apart(nearest, measured) <= RATE_NOISE else measured
+        return self.typical if _apart(self.typical, self.prefill) <= RATE_NOISE else self.prefill
 
     def curve_for(self, measured: Curve) -> Curve:
         """Say the same of a node's steps."""
-        own = measured if measured.is_known else self.curve
-        return self.typical_curve if own.is_near(self.typical_curve) else own
+        if measured.is_known:
+            return measured.nearest(self.typical_curves) or measured
+        return self.typical_curve if self.curve.is_near(self.typical_curve) else self.curve
+
+
+def _apart(one: float, other: float) -> float:
+    """By which factor, at least 1."""
+    return max(one, other) / min(one, other)
 
 
 def _sample(known: Sequence[T]) -> Sequence[T]:
@@ -235,15 +272,38 @@ def _sample(known: Sequence[T]) -> Sequence[T]:
     return known[:: -(-len(known) // SAMPLE_MAX)]
 
 
-def _mean_and_typical(curves: Sequence[Curve]) -> tuple[Curve, Curve]:
-    """Take both of every batch's steps, of the engines that have measured about so many lanes."""
+def _kinds(known: Sequence[T], factors: Sequence[float]) -> list[list[T]]:
+    """Return those of each kind that has several; where none has, all are one."""
+    kinds = [kind for kind in kinds_of(factors, RATE_NOISE) if len(kind) > 1]
+    return [[known[place] for place in sorted(kind)] for kind in kinds] or [list(known)]
+
+
+def _kinds_of_curves(curves: Sequence[Curve]) -> list[list[Curve]]:
+    rows = [curve.profile() for curve in curves]
+    places = comparable(rows)
+    return _kinds([curves[place] for place in places], speeds_of([rows[place] for place in places]))
+
+
+def _middle(rates: Sequence[float]) -> float:
+    return sorted(rates)[(len(rates) - 1) // 2]
+
+
+def _typical(curves: Sequence[Curve]) -> Curve:
+    return _curve_of(curves, lambda steps: sorted(steps)[len(steps) // 2])
+
+
+def _curve_of(curves: Sequence[Curve], taken: Callable[[list[float]], float]) -> Curve:
+    """Take of every batch's steps what `taken` does, of the engines that have measured about so many lanes."""
     found: dict[int, list[float]] = {}
     for curve in curves:
         for lanes, seconds in curve.profile():
             found.setdefault(lanes, []).append(seconds)
-    mean = ((lanes, lanes * len(steps) / sum(steps)) for lanes, steps in found.items())
-    typical = ((lanes, lanes / sorted(steps)[len(steps) // 2]) for lanes, steps in found.items())
-    return Curve(tuple(mean)), Curve(tuple(typical))
+    return Curve(tuple((lanes, lanes / taken(steps)) for lanes, steps in found.items()))
+
+
+def _pairs(now: Sequence[T], then: Sequence[T]) -> list[tuple[T, T]]:
+    """Put kinds beside the same kinds before; none where their number is another."""
+    return list(zip(now, then, strict=True)) if len(now) == len(then) else []
 
 
 class Figures(NamedTuple):

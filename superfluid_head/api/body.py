@@ -18,7 +18,7 @@ from pydantic_core import from_json
 from starlette.requests import Request
 
 from superfluid_core.limits import HttpLimits
-from superfluid_head.api.errors import ApiError, invalid, too_large
+from superfluid_head.api.errors import ApiError, invalid, not_json, too_large
 from superfluid_head.api.long_texts import LongTexts, put_back, set_apart
 from superfluid_head.text.pace import Pace, Unpaced
 
@@ -132,7 +132,7 @@ def parse_object(data: bytes, depth_max: int, pace: Pace | None = None) -> dict[
             value = _parse(data)
     except ValueError as error:
         if not holds_few:
-            raise invalid(f"the body is not valid JSON: {error}", code="invalid_json") from None
+            raise not_json(error) from None
         pace.rest()
         value, has_checked_texts = _parse(data), False
     if not isinstance(value, dict):
@@ -147,8 +147,8 @@ def parse_object(data: bytes, depth_max: int, pace: Pace | None = None) -> dict[
 def _parse(data: bytes) -> Any:
     try:
         text = data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise invalid("the body is not valid UTF-8", code="invalid_json") from None
+    except UnicodeDecodeError as error:
+        raise not_json(error) from None
     if not text.strip():
         raise invalid("the body is empty; a JSON object is needed", code="invalid_json")
     try:
@@ -156,8 +156,7 @@ def _parse(data: bytes) -> Any:
     except RecursionError:
         raise invalid("the body is nested too deeply", code="invalid_json") from None
     except json.JSONDecodeError as error:
-        words = f"the body is not valid JSON: {error.msg} at character {error.pos}"
-        raise invalid(words, code="invalid_json") from None
+        raise not_json(error, f"at character {error.pos}") from None
     except ValueError:
         raise invalid(
             "the body holds a number that JSON does not know", code="invalid_json"

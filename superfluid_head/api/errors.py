@@ -128,6 +128,15 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, code=code, param=param)
 
 
+def not_json(error: ValueError, place: str = "") -> ApiError:
+    """Refuse a body that its parser refused; `place` says in words where that was."""
+    if isinstance(error, UnicodeDecodeError):
+        return invalid("the body is not valid UTF-8", code="invalid_json")
+    cause = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    words = f"the body is not valid JSON: {cause} {place}".rstrip()
+    return invalid(words, code="invalid_json")
+
+
 def from_error(error: SuperfluidError) -> ApiError:
     """Return the HTTP form of a failure."""
     status, kind = STATUSES.get(error.code, (500, SERVER))

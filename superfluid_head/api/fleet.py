@@ -2,7 +2,8 @@
 
 Owns what of the fleet is shown and how its events are framed; decides nothing about nodes. An event's id is the head's start
 and the event's number, so a reader that comes back to another process of this head gets all that is kept there, not nothing. Where
-several workers serve, events of all are told, and an id says how far the reader has come with each (`START-NUMBER,START-NUMBER`).
+several workers serve, events of all are told, what all of them saw once, and an id says how far the reader has come with each
+(`START-NUMBER,START-NUMBER`).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from superfluid_head.api.schemas.common import BodyModel, Int, read_model
 from superfluid_head.api.sse import EventStream, StreamingReply, event, named_event
 from superfluid_head.api.state import Head
 from superfluid_head.fleet.chronicle import FleetEvent, Listener, Origin, PlacementRecord
+from superfluid_head.fleet.repeats import Repeats
 from superfluid_head.vitals import SLOTS_MAX
 
 GRACE_MS_MAX = 86_400_000
@@ -163,6 +165,7 @@ class _Place:
             seen = [seen[0] if is_plain else "0"] * count
         self._ids = dict(enumerate(seen))
         self._count = count
+        self._repeats = Repeats()
 
     @property
     def since(self) -> int | None:
@@ -187,9 +190,11 @@ class _Place:
         return f"id: {ids}\n\n".encode("ascii")
 
     def told(self, found: FleetEvent) -> bytes:
-        """Frame an event, and remember that it was told."""
+        """Frame an event, and remember that it was told; only its id if another worker told the same."""
         number, started_s = found.origin or (self.number, self._started_s)
         self.note(number, self.id_of(found.sequence, started_s))
+        if self._others is not None and self._repeats.is_one(found, number):
+            return self.framed()
         named = self.framed()[:-1] + f"event: {found.kind}\n".encode("ascii")
         shown = {"sequence": found.sequence, "at": found.at_s, "kind": found.kind, **found.fields}
         if self._others is not None:

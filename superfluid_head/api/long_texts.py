@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from superfluid_head.api.errors import invalid
+from superfluid_head.api.errors import invalid, not_json
 from superfluid_head.text.pace import Pace
 
 LONG_BYTES_MIN = 1 << 17
 SLICE_BYTES = 1 << 16
 _INSIDE = re.compile(rb'(?:[^"\\]++|(?:\\[^u])++|(?:\\u[0-9a-fA-F]{4})++)*+')
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
-_SPACE = b" \t\r\n"
+_COLON = re.compile(rb"[ \t\r\n]*+:")
 _CONTINUED = range(0x80, 0xC0)
 """Bytes of a character of UTF-8 after its first."""
 
@@ -46,7 +46,7 @@ def set_apart(data: bytes, pace: Pace) -> LongTexts:
             return LongTexts(data)
         at = cuts[-1] + 1
         if cuts[-1] - cuts[0] > LONG_BYTES_MIN:
-            if data[at : at + SLICE_BYTES].lstrip(_SPACE).startswith(b":"):
+            if _COLON.match(data, at):
                 raise invalid("the name of a member is too long", code="invalid_json")
             name = f"{mark}-{len(parts)}"
             text = "".join(_pieces(data, cuts, pace))
@@ -79,12 +79,9 @@ def _pieces(data: bytes, cuts: list[int], pace: Pace) -> Iterator[str]:
     kept = ""
     for start, end in pairwise(cuts):
         try:
-            text = kept + json.loads(b'"' + data[start:end] + b'"')
-        except UnicodeDecodeError:
-            raise invalid("the body is not valid UTF-8", code="invalid_json") from None
-        except json.JSONDecodeError as error:
-            words = f"the body is not valid JSON: {error.msg} after byte {start}"
-            raise invalid(words, code="invalid_json") from None
+            text = kept + json.loads(f'"{data[start:end].decode()}"')
+        except ValueError as error:
+            raise not_json(error, f"after byte {start}") from None
         if kept:
             text = _PAIR.sub(_joined, text, count=1)
         kept = text[-1:] if "\ud800" <= text[-1:] <= "\udbff" else ""

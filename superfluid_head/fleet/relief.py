@@ -32,7 +32,7 @@ WARM_MS_MAX = 60_000
 WARM_TRIES_MAX = 3
 REASON = "planned move"
 
-Feed = Callable[[Generation, t.Input], None]
+Feed = Callable[[Generation, t.Relieved], None]
 NewSession = Callable[[], int]
 
 

@@ -38,6 +38,7 @@ from superfluid_head.fleet.translate import (
     error_of,
     input_of,
     open_of,
+    placed_of,
     too_long,
     wait_over,
     with_deadlines,
@@ -65,7 +66,7 @@ class Runner:
         self.generations: dict[int, Generation] = {}
         self.room = WaitingRoom(limits[0])
         self.chronicle = Chronicle(clock, nodes)
-        self.relief = Relief(nodes, desk, clock, limits, self.feed)
+        self.relief = Relief(nodes, desk, clock, limits, self._replace)
         self.pace = Pace()
         self.counters = Counters()
         self.quarantine = quarantine
@@ -151,6 +152,7 @@ class Runner:
         self.feed(generation, event)
 
     def stalled(self, slot: Slot) -> None:
+        self._heavy.flush(slot.session)
         stalled = t.Stalled(slot.link, slot.epoch)
         if slot.session in self.relief:
             self.relief.heard(slot.session, stalled)
@@ -183,7 +185,12 @@ class Runner:
         generation = self.generations.get(slot.session)
         if generation is not None:
             self.counters.relinked += 1
-            self.feed(generation, t.Relinked(slot.link, slot.epoch, fresh))
+            self._replace(generation, t.Relinked(slot.link, slot.epoch, fresh))
+
+    def _replace(self, generation: Generation, event: t.Relieved | t.Relinked) -> None:
+        """Give a placement up in peace: what waits of it is heard before its rows are stale."""
+        self._heavy.flush(generation.session)
+        self.feed(generation, event)
 
     def boot_judged(self, boot: str, *, is_lost: bool) -> None:
         for generation in list(self.generations.values()):
@@ -303,20 +310,7 @@ class Runner:
             self._moves.take(now_ns)
         self.counters.placements += 1
         self.chronicle.placed(request, epoch, wanted, choice, waited_ms)
-        offer = standing.offers[request.model]
-        stops = frozenset(request.stop_ids)
-        self.feed(
-            generation,
-            t.Placed(
-                node=node.key,
-                boot=standing.welcome.boot,
-                link=standing.number,
-                weights=offer.weights,
-                vocabulary=offer.vocabulary,
-                stop_ids=stops if request.ignore_eos else stops | frozenset(offer.eos_ids),
-                max_output=choice.max_output,
-            ),
-        )
+        self.feed(generation, placed_of(request, standing, node.key, choice.max_output))
 
     # --- doing what machines ask for ---
 

@@ -30,8 +30,9 @@ from superfluid_core.wire.messages import (
 )
 from superfluid_head.fleet import transitions as t
 from superfluid_head.fleet.codes import BUSY_CODES
+from superfluid_head.fleet.events import GenerationRequest
 from superfluid_head.fleet.journal import Journal
-from superfluid_head.fleet.standing import Slot
+from superfluid_head.fleet.standing import Slot, Standing
 from superfluid_head.fleet.stream import Generation
 
 LEFT_MS_MAX = 2**32 - 1
@@ -57,6 +58,22 @@ def error_of(fail: t.Fail) -> SuperfluidError:
     retryable = fail.code not in (ErrorCode.REQUEST_QUARANTINED, ErrorCode.GRAMMAR_REPLAY)
     return GenerationError(
         fail.text, code=fail.code, retryable=retryable, retry_after_ms=fail.retry_after_ms
+    )
+
+
+def placed_of(
+    request: GenerationRequest, standing: Standing, key: str, max_output: int
+) -> t.Placed:
+    """Tell a machine of its place: a node as it is on the link that stands."""
+    offer, stops = standing.offers[request.model], frozenset(request.stop_ids)
+    return t.Placed(
+        node=key,
+        boot=standing.welcome.boot,
+        link=standing.number,
+        weights=offer.weights,
+        vocabulary=offer.vocabulary,
+        stop_ids=stops if request.ignore_eos else stops | frozenset(offer.eos_ids),
+        max_output=max_output,
     )
 
 

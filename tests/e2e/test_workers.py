@@ -225,6 +225,28 @@ def test_what_is_done_to_a_node_is_done_by_all(head: Child) -> None:
         assert seen == {way == "drain"}
 
 
+def test_what_all_workers_see_of_a_node_is_told_once(head: Child) -> None:
+    url = f"{head.url}/v1/fleet/events"
+    with httpx.stream("GET", url, timeout=20, trust_env=False) as reply:
+        lines = reply.iter_lines()
+
+        def until_both_place() -> list[dict[str, Any]]:
+            """Read until each worker has told of what it did just now, hence of all that it saw before."""
+            with streaming(head, 10) as ended:
+                ended()
+            told: list[dict[str, Any]] = []
+            while {each["worker"] for each in told if each["kind"] == "placed"} < {0, 1}:
+                told += [json.loads(line[6:]) for line in [next(lines)] if line[:6] == "data: "]
+            return told
+
+        until_both_place()
+        for way in ("drain", "undrain", "drain", "undrain"):
+            way_url = f"{head.url}/v1/fleet/nodes/node-0/{way}"
+            assert httpx.post(way_url, timeout=10, trust_env=False).status_code == 200
+        kinds = [each["kind"] for each in until_both_place()]
+    assert [kinds.count(way) for way in ("drain", "undrain")] == [2, 2]
+
+
 def test_a_worker_that_dies_comes_back_and_the_other_serves_on(head: Child) -> None:
     workers = tree(head.pid)[1:3]
     with streaming(head, 100) as ended:

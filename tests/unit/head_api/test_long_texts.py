@@ -71,3 +71,21 @@ def test_a_body_with_a_long_text_is_refused_in_words_too(body: str, words: str) 
 def test_bytes_that_are_no_characters_are_refused_in_a_long_text() -> None:
     with pytest.raises(ApiError, match="not valid UTF-8"):
         parse_object(b'{"a":"' + QUOTES.encode() + b'\xff"}', 64)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_surrogates_as_bytes_are_no_utf8_wherever_a_slice_ends(at: int) -> None:
+    # found by reading: a pair of them whose halves lay in two slices was read as the character that it stands for
+    start = b"\\n" * (SLICE_BYTES // 2 - 2) + b"a" * at
+    with pytest.raises(ApiError, match="not valid UTF-8"):
+        parse_object(b'{"a":"' + start + b"\xed\xa0\xbd\xed\xb8\x80" + QUOTES.encode() + b'"}', 64)
+
+
+def test_a_control_character_is_named_also_at_the_start_of_a_long_text() -> None:
+    with pytest.raises(ApiError, match="Invalid control character"):
+        parse_object(b'{"a":"\x00' + "é".encode() + QUOTES.encode() + b'"}', 64)
+
+
+def test_a_long_name_is_one_however_far_its_colon_is() -> None:
+    with pytest.raises(ApiError, match="the name of a member is too long"):
+        parse_object(f'{{"{QUOTES}"{" " * SLICE_BYTES}: 1}}'.encode(), 64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from superfluid_core.clock import SystemClock
+from superfluid_core.clock import Clock, SystemClock
 from superfluid_core.errors import ErrorCode
 from superfluid_core.limits import FleetLimits, LinkLimits
 from superfluid_core.link.keys import FleetKeys, write_key_file
@@ -55,12 +55,13 @@ def tokens_of(request: GenerationRequest) -> list[int]:
 
 @dataclass
 class FakeNode:
-    """One node; `step_s` is the time between tokens. Set the faults before or while it runs."""
+    """One node; `step_s` is the time between tokens, or `pause` says when each may come. Set the faults before or while it runs."""
 
     name: str
     keys: FleetKeys
     lanes: int = 4
     step_s: float = 0.005
+    pause: Callable[[], Awaitable[object]] | None = None
     window: int = 4_096
     weights: str = "w1"
     refuse: ErrorCode | None = None
@@ -202,7 +203,7 @@ class FakeNode:
         total = len(message.prompt) + len(message.delivered)
         link.send(ProgressReport(message.session, message.epoch, total, total, 0))
         for index in range(len(message.delivered), message.max_output):
-            await asyncio.sleep(self.step_s)
+            await (asyncio.sleep(self.step_s) if self.pause is None else self.pause())
             self.steps += 1
             if self.is_mute or self.running.get(message.session) != message.epoch:
                 continue
@@ -253,6 +254,7 @@ class Kit:
         *nodes: FakeNode,
         link_limits: LinkLimits | None = None,
         fleet_limits: FleetLimits | None = None,
+        clock: Clock | None = None,
         **options: Any,
     ) -> AsyncIterator[Fleet]:
         """Start the nodes and a fleet over them; everything ends with the context."""
@@ -268,7 +270,7 @@ class Kit:
                     fleet_limits=fleet_limits or FleetLimits(),
                     **options,
                 ),
-                SystemClock(),
+                clock or SystemClock(),
                 random.Random(5),
             )
             running = group.create_task(fleet.run())

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from superfluid_core.session import FinishReason, TokenLogprobs
-from superfluid_core.wire.messages import TokenRow
+from superfluid_core.wire.messages import TokenRow, Tokens
 from superfluid_head.fleet.heavy import ROWS_A_TURN, ROWS_WAITING_MAX, HeavyRows
 
 Heard = list[tuple[int, int]]
@@ -101,3 +103,46 @@ def test_what_is_heard_may_have_everything_heard() -> None:
 
     asyncio.run(main())
     assert heard == [(session, 0) for session in range(6)]
+
+
+def relinked(runner: Any, slot: Any) -> None:
+    runner.relink(slot, slot.link)
+
+
+def relieved(runner: Any, slot: Any) -> None:
+    runner.relief._move(runner.generations[slot.session], slot, None)
+
+
+def stalled(runner: Any, slot: Any) -> None:
+    runner.stalled(slot)
+
+
+@pytest.mark.parametrize("replace", [relinked, relieved, stalled])
+def test_what_waits_of_a_session_is_heard_before_its_placement_is_replaced(
+    kit: Any, reader: Any, replace: Callable[[Any, Any], None]
+) -> None:
+    # found by reading: they were told to a placement that was over, so the next one computed them again
+    async def scenario() -> None:
+        node = kit.node("a", pause=asyncio.Event().wait)
+        async with kit.fleet(node) as fleet, asyncio.timeout(20):
+            request = kit.request(1, 30)
+            reading = asyncio.create_task(reader(fleet, request))
+            while not node.opens:  # noqa: ASYNC110 - it looks at a node
+                await asyncio.sleep(0.01)
+            runner = fleet._runner
+            ((session, generation),) = runner.generations.items()
+            slot, epoch = generation.waiting.slot, generation.machine.journal.epoch
+            ids = kit.tokens_of(request)[:8]
+            rows = tuple(
+                TokenRow(session, epoch, first, (token,), logprobs=(TokenLogprobs(-1.0),))
+                for first, token in enumerate(ids)
+            )
+            runner.heard(slot.link, Tokens(rows))
+            assert generation.machine.journal.ids == []
+            replace(runner, slot)
+            assert generation.machine.journal.ids == ids
+            assert generation.machine.journal.epoch == epoch + 1
+            assert runner.counters.stale_rows == 0
+            reading.cancel()
+
+    asyncio.run(scenario())

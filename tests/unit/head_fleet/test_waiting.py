@@ -185,31 +185,64 @@ def test_one_node_that_promises_nothing_leaves_the_other(kit: Any, reader: Any) 
     run(scenario())
 
 
-@pytest.mark.slow
+class StepClock(SystemClock):
+    """Time that passes by a node's steps: a busy machine makes it slow, and no reading of it uncertain."""
+
+    def __init__(self, node: Any, step_ns: int) -> None:
+        self._node, self._step_ns = node, step_ns
+        self._began_ns = super().now_ns()
+
+    def now_ns(self) -> int:
+        return self._began_ns + int(self._node.steps) * self._step_ns
+
+
 def test_the_hint_of_a_full_queue_is_the_time_after_which_there_is_room(
     kit: Any, reader: Any
 ) -> None:
     """One lane, a second each: who comes again after the hint finds the queue drained, and not long before."""
 
     async def scenario() -> None:
-        node = kit.node("a", lanes=1, step_s=0.05)
+        steps = asyncio.Semaphore(0)
+        node = kit.node("a", lanes=1, pause=steps.acquire)
+        clock = StepClock(node, 50 * MS)
+
+        async def proceed(count: int) -> None:
+            target = node.steps + count
+            for _ in range(count):
+                steps.release()
+            await until(lambda: node.steps == target)
+
         limits = FleetLimits(queue_max=2, sessions_over_lanes=0)
-        async with kit.fleet(node, fleet_limits=limits) as fleet:
-            async with asyncio.TaskGroup() as group:
-                for number in range(4):
-                    if number == 3:
-                        await asyncio.sleep(1.1)
-                    group.create_task(reader(fleet, kit.request(number, 20)))
-                    await asyncio.sleep(0.01)
-                # one runs, two wait, and the pace has been measured once
-                refused_ns = SystemClock().now_ns()
-                error = await failure(fleet, kit.request(8))
-                assert error.code is ErrorCode.QUEUE_FULL
-                assert error.retry_after_ms is not None
-                while fleet.health().waiting:  # noqa: ASYNC110 - looks into the fleet
-                    await asyncio.sleep(0.01)
-                drained_ms = (SystemClock().now_ns() - refused_ns) / MS
-            assert 0.5 * drained_ms <= error.retry_after_ms <= 2.0 * drained_ms
+        async with (
+            kit.fleet(node, fleet_limits=limits, clock=clock) as fleet,
+            asyncio.TaskGroup() as group,
+        ):
+
+            async def ask(number: int, waiting: int) -> None:
+                group.create_task(reader(fleet, kit.request(number, 20)))
+                await until(lambda: fleet.health().waiting == waiting)
+
+            group.create_task(reader(fleet, kit.request(0, 20)))
+            await until(lambda: len(node.opens) == 1)
+            await ask(1, 1)
+            await ask(2, 2)
+            await proceed(20)
+            await until(lambda: len(node.opens) == 2)
+            await proceed(10)
+            await ask(3, 2)
+            # one runs, two wait, and the pace has been measured once
+            refused_ns = clock.now_ns()
+            error = await failure(fleet, kit.request(8))
+            assert error.code is ErrorCode.QUEUE_FULL
+            assert error.retry_after_ms is not None
+            await proceed(10)
+            await until(lambda: len(node.opens) == 3)
+            await proceed(20)
+            await until(lambda: fleet.health().waiting == 0)
+            drained_ms = (clock.now_ns() - refused_ns) / MS
+            await proceed(20)
+        assert drained_ms == 1_500
+        assert 0.5 * drained_ms <= error.retry_after_ms <= 2.0 * drained_ms
 
     run(scenario())
 
