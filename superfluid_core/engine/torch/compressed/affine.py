@@ -49,7 +49,7 @@ class Affine:
         made = torch.empty(self.q.shape, dtype=dtype, device=self.q.device)
         for first in range(0, self.q.shape[0], ROWS_AT_ONCE):
             rows = slice(first, first + ROWS_AT_ONCE)
-            wide = self.q[rows].float().unflatten(1, (-1, self.group))
+            wide = self.q[rows].float().reshape(-1, self.bias.shape[1], self.group)
             wide.mul_(self.scale[rows].float().unsqueeze(-1))
             wide.add_(self.bias[rows].float().unsqueeze(-1))
             made[rows] = wide.flatten(1).to(dtype)
@@ -72,7 +72,7 @@ def unpack_stream(words: Tensor, bits: int) -> Tensor:
     """Take the numbers out of rows of words that are one stream of bits each, uint8."""
     if bits in (4, 8):
         return unpack(words, bits, 1)
-    raw = words.contiguous().view(torch.uint8).unflatten(1, (-1, bits))
+    raw = words.contiguous().view(torch.uint8).reshape(words.shape[0], -1, bits)
     found = torch.empty((*raw.shape[:2], RUN), dtype=torch.uint8, device=words.device)
     bytes_up = 8 * torch.arange(bits, device=words.device)
     places = bits * torch.arange(RUN, device=words.device)
