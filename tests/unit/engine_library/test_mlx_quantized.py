@@ -130,7 +130,8 @@ def test_keys_and_values_are_counted_in_the_type_that_they_have(quantized: Quant
     sizes = {}
     for form in ("4-64", "mxfp4"):
         engine = build("mlx", quantized(form), dtype="float16")
-        info, arrays = engine.describe(), engine._library._pool.arrays()
+        library: Any = engine._library
+        info, arrays = engine.describe(), library._pool.arrays()
         sizes[form] = (info.dtype, info.kv_bytes_per_token)
         held = sum(array.nbytes for array in arrays)
         assert held == info.kv_bytes_per_token * info.block_tokens * info.blocks
