@@ -120,6 +120,8 @@ def quantization_of(config: ModelConfig, held: tuple[Held, ...]) -> dict[str, An
         "block": None if kept.block is None else list(kept.block),
         "zero_points": kept.zero_points,
         "act_order": kept.by_activation,
+        "mode": kept.mode or None,
+        "own": len(kept.own),
         "matrices": len(small),
         "plain": {"matrices": len(plain), "names": plain[:NAMES_MAX]},
     }
@@ -283,6 +285,9 @@ def _quantization_words(kept: Mapping[str, Any]) -> str:
     if kept["group"] is not None:
         scales = f"groups of {kept['group']}"
     zeros = ", zero points" if kept["zero_points"] else ""
+    if kept["mode"] is not None:
+        zeros = f", mode {kept['mode']}"
+        zeros += f", {kept['own']} of a width of their own" if kept["own"] else ""
     order = ", inputs in order of activation" if kept["act_order"] else ""
     return f"{kept['method']}, {kept['bits']} bits, {scales}{zeros}{order}: {kept['matrices']} matrices"
 

@@ -71,6 +71,9 @@ def _told(config: ModelConfig) -> dict[str, object]:
     for name in ("short_factors", "long_factors"):
         if not shape["rope_scaling"][name]:
             del told["rope_scaling"][name]
+    for name in ("mode", "own"):
+        if shape["quantization"] is not None and not shape["quantization"][name]:
+            del told["quantization"][name]
     return told
 
 

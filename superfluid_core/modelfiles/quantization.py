@@ -1,6 +1,7 @@
 """`quantization_config` of a Hugging Face model -> `Quantization`: how its weights were made small before they were published.
 
-Owns the methods that are read (AWQ, GPTQ, FP8, compressed-tensors), what each of their keys means here, and the refusal of all else.
+Owns the methods that are read (AWQ, GPTQ, FP8, compressed-tensors, and MLX's own, which says it under `quantization`), what each of
+their keys means here, and the refusal of all else.
 It must not know tensors' numbers. The idea: a key that no table here knows may change what the numbers mean, so it is refused by name
 unless it says nothing. Which matrices are quantized the tensors themselves say, by their names and types; lists of exceptions are
 checked to be lists and never matched, so no pattern of a stranger's is run. What is said of activations is read past: they stay as
@@ -9,18 +10,19 @@ checked to be lists and never matched, so no pattern of a stranger's is run. Wha
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from superfluid_core.errors import ModelFilesError
 from superfluid_core.modelfiles.values import Fields
 
-Layout = Literal["awq", "gptq", "packed", "fp8"]
+Layout = Literal["awq", "gptq", "packed", "int8", "fp8", "mlx"]
 SUPPORTED = (
     "awq (gemm, 4 bits), gptq (4 or 8 bits), fp8 (e4m3), "
-    "compressed-tensors (float-quantized; pack-quantized of 4 or 8 bits)"
+    "compressed-tensors (float-quantized; int-quantized; pack-quantized of 4 or 8 bits), mlx"
 )
 GROUP_MAX = 1 << 20
 # of each layout: the tensor that holds a matrix, after the name of its module, and those that belong to it
@@ -28,15 +30,29 @@ MATRIX: dict[Layout, str] = {
     "awq": "qweight",
     "gptq": "qweight",
     "packed": "weight_packed",
+    "int8": "weight",
     "fp8": "weight",
+    "mlx": "weight",
 }
 BESIDE: dict[Layout, tuple[str, ...]] = {
     "awq": ("scales", "qzeros"),
     "gptq": ("scales", "qzeros", "g_idx"),
     "packed": ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    "int8": ("weight_scale", "weight_zero_point"),
     "fp8": ("weight_scale_inv", "weight_scale"),
+    "mlx": ("scales", "biases"),
 }
-FP8_TYPE = "F8_E4M3"
+INT8_TYPE, FP8_TYPE, MLX_TYPE = "I8", "F8_E4M3", "U32"
+# layouts whose matrices have the name that plain ones have: the type tells
+WORD_TYPES: dict[Layout, str] = {"int8": INT8_TYPE, "fp8": FP8_TYPE, "mlx": MLX_TYPE}
+
+
+class Width(NamedTuple):
+    """How MLX packed a matrix. `mode`: affine (a scale and a bias for each group), or floats of 4 or 8 bits under small scales."""
+
+    bits: int
+    group: int
+    mode: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +65,8 @@ class Quantization:
     zero_points   whether each group has a zero of its own
     zeros_less_1  zeros are kept as one less (the first form of GPTQ)
     by_activation inputs were put into groups in another order than they lie in
+    mode          MLX alone: see Width
+    own           MLX alone: modules that are packed otherwise, in the order of their names
     """
 
     method: str
@@ -59,11 +77,23 @@ class Quantization:
     zero_points: bool = False
     zeros_less_1: bool = False
     by_activation: bool = False
+    mode: str = ""
+    own: tuple[tuple[str, Width], ...] = ()
+
+    def width(self, module: str) -> Width:
+        """Say how the matrix of a module was packed; what is no exception is as the file says of all."""
+        place = bisect_left(self.own, module, key=lambda each: each[0])
+        if place < len(self.own) and self.own[place][0] == module:
+            return self.own[place][1]
+        return Width(self.bits, self.group, self.mode)
 
 
 def quantization_of(config: Mapping[str, object]) -> Quantization | None:
     """Read what `config.json` says of it, None for plain weights. Raises ModelFilesError for what would be read wrongly."""
     fields = Fields(config, "config.json")
+    own = fields.mapping("quantization")
+    if own:  # what MLX writes it also writes under `quantization_config`, in the same words
+        return _mlx(_Said("mlx", own))
     key = "quantization_config" if fields.has("quantization_config") else "compression_config"
     table = fields.mapping(key)
     if not table:
@@ -86,7 +116,7 @@ class _Said(Fields):
 
     def __init__(self, method: str, table: Mapping[str, object], place: str = "") -> None:
         super().__init__(table, f"quantization {method}{place}")
-        self.method, self._said, self._where = method, table, place
+        self.method, self.table, self._where = method, table, place
 
     def inside(self, place: str, table: Mapping[str, object]) -> _Said:
         """Go into a table of this one."""
@@ -100,7 +130,7 @@ class _Said(Fields):
 
     def only(self, known: frozenset[str]) -> None:
         """Refuse a key that nobody here knows, unless it says nothing."""
-        for key, value in self._said.items():
+        for key, value in self.table.items():
             if key not in known and value not in (None, False, "", [], {}):
                 raise self.refusal(f"the key {key[:40]!r}")
 
@@ -126,7 +156,7 @@ class _Said(Fields):
     def off(self, *keys: str) -> None:
         """Refuse what changes the numbers, where it is on."""
         for key in keys:
-            if self._said.get(key) not in (None, False, "", [], {}):
+            if self.table.get(key) not in (None, False, "", [], {}):
                 raise self.refusal(key)
 
 
@@ -241,7 +271,7 @@ def _compressed(said: _Said) -> Quantization:
     if sparsity:
         said.inside("sparsity_config", sparsity).one_of("format", "dense", ("dense",))
     said.texts("ignore")
-    form = said.one_of("format", "", ("float-quantized", "pack-quantized"))
+    form = said.one_of("format", "", ("float-quantized", "int-quantized", "pack-quantized"))
     schemes = said.mapping("config_groups")
     if not schemes:
         raise said.refusal("no config_groups")
@@ -263,6 +293,8 @@ def _scheme(said: _Said, name: str, scheme: object, form: str) -> Quantization:
     if form == "float-quantized":
         return _scheme_of_floats(weights)
     weights.one_of("type", "int", ("int",))
+    if form == "int-quantized":
+        return _scheme_of_bytes(weights)
     strategy = weights.one_of("strategy", "group", ("group", "channel"))
     size = weights.group("group_size") if strategy == "group" else 0
     if strategy == "group" and not size:
@@ -280,6 +312,18 @@ def _scheme(said: _Said, name: str, scheme: object, form: str) -> Quantization:
     )
 
 
+def _scheme_of_bytes(weights: _Said) -> Quantization:
+    """Read what is said of int8 that are kept as they are, mostly beside activations of 8 bits."""
+    weights.one_of("strategy", "tensor", ("tensor", "channel"))
+    weights.off("actorder")
+    return Quantization(
+        method=weights.method,
+        layout="int8",
+        bits=weights.bits("num_bits", (8,)),
+        zero_points=not weights.truth("symmetric", True),
+    )
+
+
 def _scheme_of_floats(weights: _Said) -> Quantization:
     weights.one_of("type", "float", ("float",))
     strategy = weights.one_of("strategy", "tensor", ("tensor", "channel", "block"))
@@ -292,6 +336,50 @@ def _scheme_of_floats(weights: _Said) -> Quantization:
     return Quantization(method=weights.method, layout="fp8", bits=bits, block=block)
 
 
+# --- MLX
+
+# bits of each mode, and the groups that it has
+_MLX_MODES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "affine": ((1, 2, 3, 4, 5, 6, 8), (32, 64, 128)),
+    "mxfp4": ((4,), (32,)),
+    "mxfp8": ((8,), (32,)),
+    "nvfp4": ((4,), (16,)),
+}
+_MLX_KEYS = _keys("group_size bits mode")
+
+
+def _mlx(said: _Said) -> Quantization:
+    """Read MLX's table: what holds for all, and under the names of modules what holds for them; false leaves one plain."""
+    table = said.table
+    everywhere = _mlx_width(said)
+    own = []
+    for name, value in table.items():
+        if name in _MLX_KEYS or isinstance(value, bool):
+            continue
+        if not isinstance(value, dict):
+            raise said.refusal(f"the key {name[:40]!r}")
+        inside = said.inside(name[:80], value)
+        inside.only(_MLX_KEYS)
+        own.append((name, _mlx_width(inside)))
+    return Quantization(
+        method=said.method,
+        layout="mlx",
+        bits=everywhere.bits,
+        group=everywhere.group,
+        mode=everywhere.mode,
+        own=tuple(sorted(own)),
+    )
+
+
+def _mlx_width(said: _Said) -> Width:
+    mode = said.one_of("mode", "affine", tuple(_MLX_MODES))
+    bits, groups = _MLX_MODES[mode]
+    group = said.group("group_size")
+    if group not in groups:
+        raise said.refusal(f"groups of {group} (mode {mode})")
+    return Width(said.bits("bits", bits), group, mode)
+
+
 _METHODS = {"awq": _awq, "gptq": _gptq, "fp8": _fp8, "compressed-tensors": _compressed}
 
 
@@ -302,7 +390,7 @@ def holds_matrix(kept: Quantization, name: str, kind: str) -> bool:
     """Whether a tensor of a file holds a quantized matrix."""
     if name.rpartition(".")[2] != MATRIX[kept.layout]:
         return False
-    return kept.layout != "fp8" or kind == FP8_TYPE
+    return kind == WORD_TYPES.get(kept.layout, kind)
 
 
 def numbers_in(kept: Quantization | None, name: str, kind: str, shape: tuple[int, ...]) -> int:
@@ -310,6 +398,8 @@ def numbers_in(kept: Quantization | None, name: str, kind: str, shape: tuple[int
     if kept is None:
         return prod(shape)
     if holds_matrix(kept, name, kind):
-        return prod(shape) * (1 if kept.layout == "fp8" else 32 // kept.bits)
+        if kept.layout == "mlx":
+            return prod(shape) * 32 // kept.width(name.rpartition(".")[0]).bits
+        return prod(shape) * (1 if kept.layout in ("int8", "fp8") else 32 // kept.bits)
     is_beside = name.rpartition(".")[2] in (*BESIDE[kept.layout], "input_scale")
     return 0 if is_beside else prod(shape)

@@ -1,7 +1,8 @@
 """From a directory of safetensors and an operator's wishes to an engine over MLX.
 
 Owns what is decided at start: device, numbers, the size of the pool; and the proof that a model can be run as this engine does, on a
-prompt and on two lanes side by side, before anything is promised. Models whose state is not plain keys and values are refused by
+prompt and on two lanes side by side, before anything is promised. What type keys and values have is seen in that proof: weights that
+MLX quantized compute in the type of their scales, those of its float modes in what MLX makes of bfloat16 and the norms. Models whose state is not plain keys and values are refused by
 name, and so are checkpoints that bring code of their own.
 """
 
@@ -62,9 +63,10 @@ def build_mlx_engine(
             "--engine mlx reads directories of safetensors; for a .gguf file there is --engine llamacpp"
         )
     config = files.config
-    if config.quantization is not None:
+    if config.quantization is not None and config.quantization.layout != "mlx":
         raise ConfigError(
-            f"--engine mlx reads plain safetensors, these are quantized ({config.quantization.method})"
+            "--engine mlx reads plain safetensors and those that MLX quantized; these are quantized "
+            f"otherwise ({config.quantization.method})"
         )
     window = config.window if options.window is None else options.window
     if not 1 <= window <= config.window:
@@ -79,7 +81,12 @@ def build_mlx_engine(
     device = _device(options.device)
     with mx.stream(device):
         model = _load(Path(files.path), config, options.dtype)
-    dtype = _dtype(options.dtype, config)
+    windows = _windows(model)
+    _check_windows(windows, config, window)
+    shape = (options.block_tokens, config.vocabulary, device)
+    trial = BlockPool(windows, 1, options.block_tokens)
+    _prove(MlxLibrary(model, trial, *shape), config.vocabulary)
+    dtype = trial.dtype()
     token_bytes = 2 * config.layers * config.kv_heads * config.head_dim * dtype.size
     wish = PoolWish(
         block_bytes=options.block_tokens * token_bytes,
@@ -89,11 +96,9 @@ def build_mlx_engine(
         memory_bytes=options.kv_memory_bytes,
     )
     blocks = choose_blocks(wish, torch.device("cpu"), Machine())
-    windows = _windows(model)
-    _check_windows(windows, config, window)
     pool = BlockPool(windows, blocks, options.block_tokens)
-    library = MlxLibrary(model, pool, options.block_tokens, config.vocabulary, device)
-    _prove(library, config.vocabulary)
+    library = MlxLibrary(model, pool, *shape)
+    _prove(library, config.vocabulary)  # once more, where all of the pool's memory is taken
     kind = str(dtype).removeprefix("mlx.core.")
     info = EngineInfo(
         weights_fingerprint=files.weights_fingerprint(),
@@ -126,10 +131,6 @@ def _device(wanted: str) -> mx.Device:
             f"--device {wanted[:40]}: MLX takes auto (its GPU where it has one) or cpu"
         )
     return mx.Device(mx.cpu) if wanted == "cpu" else mx.default_device()
-
-
-def _dtype(wanted: str, config: ModelConfig) -> Any:
-    return getattr(mx, config.dtype if wanted == "auto" else wanted)
 
 
 def _load(path: Path, config: ModelConfig, dtype: str) -> Any:

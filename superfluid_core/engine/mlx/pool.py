@@ -127,6 +127,10 @@ class BlockPool:
         """Make the rows of a layer in the form of what comes first: [parts, heads, inputs, width]."""
         return mx.zeros((self._rows, new.shape[1], new.shape[3]), new.dtype)
 
+    def dtype(self) -> mx.Dtype:
+        """Tell the widest type that a model has handed over; at least one call has been made."""
+        return max((array.dtype for array in self.arrays()), key=lambda each: each.size)
+
     def arrays(self) -> list[mx.array]:
         """Everything that is held, for the evaluation that ends a call."""
         both = (array for layer in self.layers for array in (layer.keys, layer.values))

@@ -28,6 +28,7 @@ class Form:
     table: dict[str, Any]
     pack: Pack
     exact: bool | None = True
+    key: str = "quantization_config"
 
 
 def words(numbers: np.ndarray, bits: int) -> torch.Tensor:
@@ -265,6 +266,43 @@ def ct_packed(
     return Form(_compressed("pack-quantized", weights), pack, exact)
 
 
+def stream(numbers: np.ndarray, bits: int) -> torch.Tensor:
+    """Pack each row as one stream of bits, the lowest first."""
+    each = (numbers[:, :, None] >> np.arange(bits)) & 1
+    rows = each.reshape(len(numbers), -1).astype(np.uint8)
+    return torch.from_numpy(np.packbits(rows, axis=1, bitorder="little").view(np.uint32).copy())
+
+
+def mlx(bits: int, group: int, dtype: torch.dtype) -> Form:
+    def pack(weight: torch.Tensor) -> Packed:
+        made = split(weight, bits, group, symmetric=False, dtype=dtype)
+        bias = (-torch.from_numpy(made.zero) * made.scale.float() * 0.99).to(dtype)
+        tensors = {"weight": stream(made.q, bits), "scales": made.scale, "biases": bias}
+        index = torch.from_numpy(made.index)
+        steps = torch.from_numpy(made.q).float() * made.scale.float()[:, index]
+        return tensors, steps + bias.float()[:, index]
+
+    table = {"group_size": group, "bits": bits, "mode": "affine"}
+    return Form(table, pack, True if bits <= 4 else None, "quantization")
+
+
+def ct_integers(strategy: str) -> Form:
+    def pack(weight: torch.Tensor) -> Packed:
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        if strategy == "tensor":
+            scale = scale.amax().reshape(1)
+        scale = scale.to(torch.bfloat16)
+        made = (weight / scale.float()).round().clamp(-128, 127).to(torch.int8)
+        floats = made.float() * scale.float()
+        return {"weight": made, "weight_scale": scale}, floats
+
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": strategy}
+    activations = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    table = _compressed("int-quantized", weights | {"dynamic": False})
+    table["config_groups"]["group_0"]["input_activations"] = activations
+    return Form(table, pack)
+
+
 FORMS = {
     "awq-32": awq(32),
     "awq-row": awq(-1),
@@ -284,7 +322,23 @@ FORMS = {
     "ct-4-order": ct_packed(4, 32, symmetric=True, shuffled=True),
     "ct-8-row": ct_packed(8, -1, symmetric=True, dtype=torch.float16),
     "ct-8-zeros": ct_packed(8, 32, symmetric=False, zeros="plain"),
+    "ct-int8-channel": ct_integers("channel"),
+    "ct-int8-tensor": ct_integers("tensor"),
+    **{f"mlx-{bits}": mlx(bits, 32, torch.float16) for bits in (1, 2, 3, 5, 6, 8)},
+    "mlx-4": mlx(4, 32, torch.bfloat16),
 }
+
+
+def save_aligned(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write a file whose numbers begin at a multiple of 64 bytes, whatever its header is.
+
+    Weights are mapped from the file, and products of float32 by the same numbers at another alignment differ in their last bits.
+    """
+    path = folder / "model.safetensors"
+    save_file(tensors, path, {"filler": ""})
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    save_file(tensors, path, {"filler": " " * (-(8 + header) % 64)})
 
 
 def publish(source: Path, form: Form, folder: Path) -> tuple[Path, Path]:
@@ -303,13 +357,11 @@ def publish(source: Path, form: Form, folder: Path) -> tuple[Path, Path]:
         packed |= {name.removesuffix("weight") + part: each for part, each in parts.items()}
     table = json.loads((source / "config.json").read_text())
     for path, held, own in (
-        (small, packed, {"quantization_config": form.table}),
+        (small, packed, {"quantization_config": form.table, form.key: form.table}),
         (plain, floats, {}),
     ):
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(parents=True)
-        save_file(
-            {name: each.contiguous() for name, each in held.items()}, path / "model.safetensors"
-        )
+        save_aligned({name: each.contiguous() for name, each in held.items()}, path)
         (path / "config.json").write_text(json.dumps(table | own))
     return small, plain

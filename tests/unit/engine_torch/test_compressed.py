@@ -37,8 +37,11 @@ FAMILY_FORMS = [
     *(("phi4", name) for name in ("fp8-block", "ct-fp8-tensor", "ct-fp8-channel", "ct-8-row")),
     *(("phi3", name) for name in ("awq-32", "gptq-8-sym", "fp8-block", "ct-4-zeros")),
     *(("qwen3moe", name) for name in ("awq-32", "fp8-block", "gptq-4-sym")),
-    *(("gemma3", name) for name in ("ct-fp8-channel", "gptq-4-sym")),
+    *(("gemma3", name) for name in ("ct-fp8-channel", "gptq-4-sym", "mlx-4")),
+    *((family, name) for family in ("phi3", "phi4") for name in ("fp8-tensor", "mlx-4", "mlx-6")),
+    *(("phi3", name) for name in ("ct-fp8-tensor", "ct-int8-tensor", "ct-int8-channel")),
 ]
+LAYER = "model.layers.1.mlp.down_proj"
 CASES = [*(("llama-llama3-bias", name) for name in FORMS), *FAMILY_FORMS]
 
 
@@ -131,7 +134,7 @@ def test_rows_hold_the_numbers_that_get_writes_out(
             else:
                 assert rows is not None, name
                 assert rows.scale.shape == (rows.q.shape[0], rows.q.shape[1] // GROUP)
-                assert (rows.minimum is None) == ("-8-" in form)
+                assert (rows.minimum is None) == ("-8-" in form or "int8" in form)
                 error = (floats(rows) - numbers).abs().max()
                 # the minimum of rows with zero points, at most 15 scales, is rounded to half precision
                 bound = 0.0 if exact else float(rows.scale.abs().max()) * 15 * 2**-11
@@ -185,6 +188,8 @@ def test_the_outline_names_all_that_a_matrix_is_made_of(published: Published) ->
         ("ct-4-sym", "weight_shape"),
         ("ct-4-zeros", "weight_zero_point"),
         ("fp8-block", "weight_scale_inv"),
+        ("ct-int8-channel", "weight_scale"),
+        ("mlx-4", "biases"),
     ],
 )
 def test_the_outline_misses_what_loading_would_miss(
@@ -196,9 +201,6 @@ def test_the_outline_misses_what_loading_would_miss(
     save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((small / "config.json").read_bytes())
     assert LAYER in (outline(files_of(tmp_path)).problem or "")
-
-
-LAYER = "model.layers.1.mlp.down_proj"
 
 
 def less(part: str) -> Callable[[dict[str, torch.Tensor]], None]:
@@ -229,6 +231,12 @@ def put(part: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], 
         ("ct-4-sym", put("weight_shape", torch.tensor([1.0, 2.0])), "not two sizes"),
         ("ct-4-zeros", less("weight_zero_point"), "weight_zero_point'"),
         ("ct-4-order", less("weight_g_idx"), "weight_g_idx' is missing, and actorder"),
+        ("ct-int8-channel", put("weight_scale", torch.ones(3)), "weight_scale' is"),
+        ("ct-int8-channel", less("weight_scale"), "weight_scale'"),
+        ("mlx-4", less("scales"), "scales'"),
+        ("mlx-4", put("biases", torch.ones(64, 2)), r"biases' is \(64, 2\).*\(64, 3\)"),
+        ("mlx-4", put("scales", torch.ones(64, 3, dtype=torch.uint8)), "is of type U8"),
+        ("mlx-5", put("weight", torch.ones(64, 7, dtype=torch.uint32)), "no groups of 32 numbers"),
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused_by_tensor(
@@ -259,6 +267,59 @@ def test_small_numbers_without_a_configuration_are_not_taken_for_weights(
     save_file(load_file(small / "model.safetensors"), tmp_path / "model.safetensors")
     with pytest.raises(ModelFilesError, match=r"float8_e4m3fn, not a plain float"):
         build_engine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mode": "mxfp4"}, "mode mxfp4, of which only affine is read; --engine mlx runs it"),
+        ({LAYER: {"group_size": 32, "bits": 8, "mode": "mxfp8"}}, "mode mxfp8"),
+        ({LAYER: {"group_size": 32, "bits": 8}}, "no groups of 32 numbers of 8 bits"),
+    ],
+)
+def test_what_mlx_packed_in_another_mode_or_width_is_refused_by_tensor(
+    change: dict[str, Any], said: str, published: Published, build_engine: Build, tmp_path: Path
+) -> None:
+    small, _ = published("llama-llama3-bias", "mlx-4")
+    table = json.loads((small / "config.json").read_text())
+    table["quantization"] |= change
+    (tmp_path / "config.json").write_text(json.dumps(table))
+    (tmp_path / "model.safetensors").write_bytes((small / "model.safetensors").read_bytes())
+    with pytest.raises(ModelFilesError, match=said):
+        build_engine(tmp_path)
+    assert "weight" in (outline(files_of(tmp_path)).problem or "")
+
+
+def test_experts_that_mlx_stacked_are_refused_by_name(published: Published, tmp_path: Path) -> None:
+    small, _ = published("qwen3moe", "mlx-4")
+    tensors = load_file(small / "model.safetensors")
+    for name in [name for name in tensors if ".experts.0." in name]:
+        tensors[name.replace(".experts.0.", ".switch_mlp.")] = tensors.pop(name)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((small / "config.json").read_bytes())
+    problem = outline(files_of(tmp_path)).problem
+    assert problem is not None
+    assert "MLX stacks experts, which --engine mlx alone reads" in problem
+
+
+@pytest.mark.parametrize("form", ["fp8-tensor", "ct-fp8-tensor", "ct-int8-tensor"])
+def test_one_scale_of_fused_projections_holds_for_each_of_them(
+    form: str, published: Published, tmp_path: Path
+) -> None:
+    small, _ = published("phi3", form)
+    tensors = load_file(small / "model.safetensors")
+    prefix = "model.layers.0.self_attn.qkv_proj."
+    scale = torch.tensor(0.25)
+    tensors[f"{prefix}weight_scale"] = scale.reshape(tensors[f"{prefix}weight_scale"].shape)
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((small / "config.json").read_bytes())
+    with source_of(tmp_path) as source:
+        names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
+        found = torch.cat([source.get(name) for name in names])
+        kept = [source.rows(name) for name in names]
+    assert torch.equal(found, tensors[f"{prefix}weight"].float() * scale)
+    rows = [each.weight if isinstance(each, Fp8Rows) else each.q for each in kept if each]
+    assert sum(each.shape[0] for each in rows) == found.shape[0]
 
 
 @pytest.mark.parametrize("scale", [1e-7, 1e6])

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from superfluid_core.errors import ModelFilesError
 from superfluid_core.modelfiles.config import config_from_hf
+from superfluid_core.modelfiles.fingerprint import weights_fingerprint
 from superfluid_core.modelfiles.quantization import (
     Quantization,
+    Width,
     holds_matrix,
     numbers_in,
     quantization_of,
@@ -23,6 +25,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 INTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+BYTES = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 FLOATS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"}
 
 
@@ -61,6 +64,10 @@ def packed(form: str = "pack-quantized", *weights: dict[str, Any], **more: Any) 
         (
             packed("float-quantized", FLOATS | {"strategy": "block", "block_structure": [64, 32]}),
             Quantization("compressed-tensors", "fp8", 8, block=(64, 32)),
+        ),
+        (
+            packed("int-quantized", BYTES | {"observer": "minmax"}, ignore=["lm_head"]),
+            Quantization("compressed-tensors", "int8", 8),
         ),
         (
             packed("pack-quantized", INTS | {"symmetric": False, "actorder": "group"}),
@@ -112,7 +119,9 @@ def test_the_older_name_of_the_table_is_read_and_plain_weights_say_nothing() -> 
         (FP8 | {"weight_block_size": [128]}, "weight_block_size"),
         (FP8 | {"weight_block_size": [0, 128]}, "weight_block_size"),
         (FP8 | {"activation_scheme": "odd"}, "activation_scheme 'odd'"),
-        (packed("int-quantized", INTS), "format 'int-quantized'"),
+        (packed("int-quantized", INTS | {"num_bits": 8}), "strategy 'group'"),
+        (packed("int-quantized", BYTES | {"num_bits": 4}), "4 bits"),
+        (packed("int-quantized", BYTES | {"actorder": "group"}), "actorder"),
         (packed("nvfp4-pack-quantized", INTS), "format 'nvfp4"),
         (packed("pack-quantized"), "no config_groups"),
         (packed("pack-quantized", INTS, INTS | {"num_bits": 8}), "config_groups that differ"),
@@ -135,6 +144,60 @@ def test_the_older_name_of_the_table_is_read_and_plain_weights_say_nothing() -> 
 def test_what_would_be_read_wrongly_is_refused_by_name(table: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelFilesError, match=words):
         quantization_of({"quantization_config": table})
+
+
+MLX = {"group_size": 64, "bits": 4}
+
+
+def test_the_table_of_mlx_counts_before_its_copy_and_names_modules() -> None:
+    own = {
+        "b.down": {"group_size": 32, "bits": 6},
+        "a.up": {"group_size": 32, "bits": 8, "mode": "mxfp8"},
+    }
+    table = MLX | own | {"lm_head": False, "a.down": True}
+    found = quantization_of({"quantization": table, "quantization_config": table})
+    assert found is not None
+    assert (found.method, found.layout, found.bits, found.group) == ("mlx", "mlx", 4, 64)
+    assert found.width("a.up") == Width(8, 32, "mxfp8")
+    assert found.width("b.down") == Width(6, 32, "affine")
+    for name in ("a.down", "b", "z", "lm_head"):
+        assert found.width(name) == Width(4, 64, "affine")
+    assert numbers_in(found, "b.down.weight", "U32", (2, 6)) == 2 * 32
+    assert numbers_in(found, "c.weight", "U32", (2, 8)) == 2 * 64
+    assert numbers_in(found, "c.scales", "F16", (2, 1)) == 0
+    assert not holds_matrix(found, "norm.weight", "F16")
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        (MLX | {"mode": "int3x"}, "mlx.: mode 'int3x'"),
+        (MLX | {"bits": 7}, "7 bits"),
+        (MLX | {"group_size": 16}, "groups of 16"),
+        (MLX | {"mode": "nvfp4"}, "groups of 64 .mode nvfp4"),
+        ({"bits": 4}, "groups of 0"),
+        (MLX | {"linear_class": "Odd"}, "the key 'linear_class'"),
+        (MLX | {"a.up": {"group_size": 32, "bits": 4, "mode": "odd"}}, "a.up.: mode 'odd'"),
+        (MLX | {"a.up": {"group_size": 32, "bits": 4, "rotated": 1}}, "the key 'rotated'"),
+    ],
+)
+def test_what_mlx_would_be_read_wrongly_is_refused_by_name(
+    table: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ModelFilesError, match=words):
+        quantization_of({"quantization": table})
+
+
+def test_fingerprints_of_checkpoints_that_were_read_before_mlx_stay() -> None:
+    sizes = {"vocab_size": 99, "num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 1}
+    more = {"intermediate_size": 64, "max_position_embeddings": 128, "model_type": "llama"}
+    plain = sizes | more
+    found = [
+        weights_fingerprint(config_from_hf(plain | own), [], [])
+        for own in ({"quantization_config": AWQ}, {"quantization": MLX}, {})
+    ]
+    assert found[0] == "79cc3706d5da3684"
+    assert len(set(found)) == 3
 
 
 LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)

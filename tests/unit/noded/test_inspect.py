@@ -115,6 +115,9 @@ def test_lines_say_the_same_and_what_no_layer_takes(
         ("gptq-4-order", "groups of 32, inputs in order of activation: 14 matrices", 4),
         ("fp8-block", "fp8, 8 bits, blocks of 40 x 48: 14 matrices", 8),
         ("ct-fp8-channel", "8 bits, scales of rows or whole matrices: 14 matrices", 8),
+        ("ct-int8-channel", "8 bits, scales of rows or whole matrices: 14 matrices", 8),
+        ("mlx-4", "mlx, 4 bits, groups of 32, mode affine: 14 matrices", 4),
+        ("mlx-6", "mlx, 6 bits, groups of 32, mode affine: 14 matrices", 6),
     ],
 )
 def test_a_quantized_checkpoint_is_understood(

@@ -1,6 +1,6 @@
 """Matrices of 4 or 8 bits: out of 32-bit words, into numbers or into groups of 32.
 
-Owns three layouts, as those who write them keep them. `p` numbers go into a word, the first in its lowest bits; groups share a scale and
+Owns four layouts, as those who write them keep them. `p` numbers go into a word, the first in its lowest bits; groups share a scale and
 a zero, and a matrix of `o` outputs and `i` inputs is
 
     awq     (AutoAWQ, gemm)       qweight int32 [i, o/8], qzeros int32 [groups, o/8], scales [groups, o]; eight outputs lie in a word in
@@ -11,6 +11,7 @@ a zero, and a matrix of `o` outputs and `i` inputs is
     packed  (compressed-tensors)  weight_packed int32 [o, ceil(i/p)], weight_scale [o, groups], weight_shape int64 [2],
                                   weight_zero_point int32 [ceil(o/p), groups] or int8 [o, groups], weight_g_idx int32 [i];
                                   numbers have signs and are packed with half their range added
+    int8    (compressed-tensors)  weight int8 [o, i], weight_scale [1] or [o, 1], weight_zero_point int8 of the same shape
 
 Each number is (q - zero) * scale, worked out in float32 and rounded once.
 """
@@ -24,8 +25,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from superfluid_core.engine.torch.compressed.parts import SCALES, WORDS, Parts, in_order
+from superfluid_core.engine.torch.compressed.parts import (
+    FLOATS,
+    SCALES,
+    WORDS,
+    Parts,
+    in_order,
+)
 from superfluid_core.engine.torch.quantized import GROUP, INT8_HALF, QuantizedRows
+from superfluid_core.modelfiles.quantization import INT8_TYPE
 
 WORD_BITS = 32
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word outputs 0 to 7 lie
@@ -153,6 +161,20 @@ def packed_shape(parts: Parts) -> tuple[int, int]:
         found = parts.shape("weight_packed")
         raise parts.refusal("weight_packed", f"is {found}, its weight_shape says {words}")
     return outputs, inputs
+
+
+def read_int8(parts: Parts) -> Integers:
+    """Read a matrix of int8 that compressed-tensors kept as they are; the scale's own shape says what shares one."""
+    outputs, inputs = parts.matrix("weight")
+    q = parts.take("weight", (INT8_TYPE,), (outputs, inputs)).view(torch.uint8) ^ INT8_HALF
+    shapes = ((), (1,), (1, 1), (outputs,), (outputs, 1))
+    scale = parts.take("weight_scale", FLOATS, *shapes).reshape(-1, 1).expand(outputs, 1)
+    if parts.kept.zero_points:
+        found = parts.take("weight_zero_point", (INT8_TYPE,), parts.shape("weight_scale"))
+        zero = found.view(torch.uint8).reshape(-1, 1).expand(outputs, 1) ^ INT8_HALF
+    else:
+        zero = _middle(scale, 8)
+    return Integers(q, zero, scale.contiguous(), in_order(inputs, inputs, q.device), 8)
 
 
 def read_packed(parts: Parts) -> Integers:

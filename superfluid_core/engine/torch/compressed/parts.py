@@ -13,12 +13,13 @@ from torch import Tensor
 
 from superfluid_core.engine.torch.sources import SafetensorsSource
 from superfluid_core.errors import ModelFilesError
-from superfluid_core.modelfiles.quantization import BESIDE, Quantization
+from superfluid_core.modelfiles.quantization import BESIDE, Quantization, Width
 from superfluid_core.modelfiles.safetensors import Located
 
 Shape = tuple[int, ...]
 WORDS = ("I32", "U32")
-SCALES = ("F16", "BF16", "F32", "F8_E8M0")
+FLOATS = ("F16", "BF16", "F32")
+SCALES = (*FLOATS, "F8_E8M0")
 
 
 class Parts:
@@ -44,6 +45,10 @@ class Parts:
         if len(shape) != 2 or not all(shape):
             raise self.refusal(part, f"is {shape}, not a matrix")
         return shape[0], shape[1]
+
+    def width(self) -> Width:
+        """Say how this very matrix was packed, where modules may differ."""
+        return self.kept.width(self.prefix.removesuffix("."))
 
     def beside(self) -> tuple[str, ...]:
         """Name what belongs to the matrix, as the file does."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from superfluid_core.engine.torch.compressed.affine import Affine, mlx_shape, read_mlx
 from superfluid_core.engine.torch.compressed.floats8 import Floats8, read_fp8
 from superfluid_core.engine.torch.compressed.integers import (
     WORD_BITS,
@@ -20,28 +21,38 @@ from superfluid_core.engine.torch.compressed.integers import (
     packed_shape,
     read_awq,
     read_gptq,
+    read_int8,
     read_packed,
 )
 from superfluid_core.engine.torch.compressed.parts import Parts
 from superfluid_core.engine.torch.compressed.rows import Fp8Rows
 from superfluid_core.engine.torch.quantized import QuantizedRows
 from superfluid_core.engine.torch.sources import Closing, Entry, Part, SafetensorsSource
+from superfluid_core.errors import ModelFilesError
 from superfluid_core.modelfiles.config import ModelConfig
 from superfluid_core.modelfiles.quantization import MATRIX, Layout, Quantization, holds_matrix
 
-READERS: dict[Layout, Callable[[Parts], Integers | Floats8]] = {
+READERS: dict[Layout, Callable[[Parts], Integers | Floats8 | Affine]] = {
     "awq": read_awq,
     "gptq": read_gptq,
     "packed": read_packed,
+    "int8": read_int8,
     "fp8": read_fp8,
+    "mlx": read_mlx,
 }
 NEEDED: dict[Layout, tuple[str, ...]] = {
     "awq": ("scales",),
     "gptq": ("scales", "qzeros"),
     "packed": ("weight_scale", "weight_shape"),
+    "int8": ("weight_scale",),
     "fp8": (),
+    "mlx": (),
 }
-ZEROS: dict[Layout, tuple[str, ...]] = {"awq": ("qzeros",), "packed": ("weight_zero_point",)}
+ZEROS: dict[Layout, tuple[str, ...]] = {
+    "awq": ("qzeros",),
+    "packed": ("weight_zero_point",),
+    "int8": ("weight_zero_point",),
+}
 
 
 class CompressedSource(Closing):
@@ -92,12 +103,14 @@ class CompressedSource(Closing):
             parts.located(name)
         if layout == "packed":
             return packed_shape(parts)
+        if layout == "mlx":
+            return mlx_shape(parts)
         first, second = parts.matrix(MATRIX[layout])
-        if layout == "fp8":
+        if layout in ("int8", "fp8"):
             return first, second
         return (second * run, first) if layout == "awq" else (second, first * run)
 
-    def _matrix(self, name: str) -> Integers | Floats8 | None:
+    def _matrix(self, name: str) -> Integers | Floats8 | Affine | None:
         found = self._find(name)
         if found is None:
             return None
@@ -116,6 +129,10 @@ class CompressedSource(Closing):
         last = MATRIX[self._kept.layout]
         found = self._files.find(name.removesuffix("weight") + last)
         if found is None:
+            if self._kept.layout == "mlx" and ".mlp.experts." in name:
+                raise ModelFilesError(
+                    f"there is no tensor {name!r}: MLX stacks experts, which --engine mlx alone reads"
+                )
             return None
         stored, part = found
         if not holds_matrix(self._kept, stored, self._files.index.locate(stored).dtype):
