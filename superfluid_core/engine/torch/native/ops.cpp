@@ -2,6 +2,7 @@
 // matrix, and whole steps. Sizes are checked by the caller.
 #include "calls.h"
 #include "large.h"
+#include "many.h"
 
 template <class Work>
 static void in_parallel(int threads, int64_t count, Work work) {
@@ -106,6 +107,11 @@ void superfluid_turn(int is_float, const Turn* turn, const Heads* heads) {
 void superfluid_attend(int is_float, const Attend* attend, const Heads* heads) {
   is_float ? attend_rows<float>(*attend, *heads) : attend_rows<bf16>(*attend, *heads);
 }
+
+// How many rows lie together in the room of superfluid_many; 0: this CPU has better ways.
+int superfluid_many_block() { return MANY_BLOCK; }
+
+void superfluid_many(const Matrix* matrix, const Many* many) { multiply_many(*matrix, *many); }
 
 void superfluid_step(const Model* model, const Step* step, int phases) {
   begin_again(step->phases, phases);
