@@ -4,6 +4,7 @@ Owns the choice. All of them read the same pool and weights:
 
     small   few rows, on a CPU with a C++ compiler, of a file that is quantized: one compiled call (small_step.py)
     large   more rows of the same file, where the CPU multiplies bf16 by AMX: one compiled call too (large_step.py)
+    many    more rows of the same file in float32, where the CPU has AVX2 and nothing better: as native, with the file's own weights (many_rows.py)
     native  the same machine, any other step: oneDNN's products, compiled parts between them (NativeDecoder)
     plain   torch alone, everywhere: what the others are tested against
 
@@ -30,6 +31,7 @@ from superfluid_core.engine.torch.batch import Batch
 from superfluid_core.engine.torch.capabilities import compiled_gap
 from superfluid_core.engine.torch.kvcache import KvPool
 from superfluid_core.engine.torch.large_step import LargeStep, fits_large
+from superfluid_core.engine.torch.many_rows import ManyRows, fits_many
 from superfluid_core.engine.torch.models import Decoder
 from superfluid_core.engine.torch.native.build import NoNativeError, is_built, library
 from superfluid_core.engine.torch.native.ops import NativeOps, fits, load_native
@@ -84,7 +86,8 @@ class Forward:
 
     def bytes_read(self, rows: int) -> int | None:
         """Bytes of quantized weights that a step of so many rows reads; None when it reads the plain ones."""
-        if self.small is None or (self.large is None and rows > ROWS_MAX):
+        reads_plain = self.large is None and not isinstance(self.decoder, ManyRows)
+        if self.small is None or (reads_plain and rows > ROWS_MAX):
             return None
         return self.small.weight_bytes
 
@@ -140,6 +143,9 @@ def make_compiled(
         return Forward(native, attention, about="C++ ops")
     small = SmallStep(ops, decoder, quantized, pool)
     about = "C++ ops, quantized small steps"
+    if fits_many(decoder, ops):
+        many = ManyRows(decoder, ops, quantized)
+        return Forward(many, attention, small, about=f"{about}, large ones by AVX2")
     if not fits_large(decoder.config, pool.shape, ops):
         return Forward(native, attention, small, about=about)
     large = LargeStep(ops, decoder.config, small)

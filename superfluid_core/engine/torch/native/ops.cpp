@@ -1,6 +1,8 @@
 // What Python calls, by C linkage and raw addresses: four parts of a layer for bf16 or float32 rows, a product with a quantized
 // matrix, and whole steps. Sizes are checked by the caller.
+#include "calls.h"
 #include "large.h"
+#include "many.h"
 
 template <class Work>
 static void in_parallel(int threads, int64_t count, Work work) {
@@ -106,21 +108,10 @@ void superfluid_attend(int is_float, const Attend* attend, const Heads* heads) {
   is_float ? attend_rows<float>(*attend, *heads) : attend_rows<bf16>(*attend, *heads);
 }
 
-void superfluid_quantize(const float* x, const Rows* rows, int count, int width) {
-  for (int row = 0; row < count; row++) quantize_row(x + int64_t(row) * width, *rows, row, width);
-}
+// How many rows lie together in the room of superfluid_many; 0: this CPU has better ways.
+int superfluid_many_block() { return MANY_BLOCK; }
 
-void superfluid_product(const Matrix* matrix, const Rows* rows, float* out, int count) {
-  const Blocks blocks(matrix->kind, count);
-  for (int tile = 0; tile * TILE < matrix->outputs; tile++)
-    each_block(blocks, count, [&](int first, int some) {
-      v16f found[BLOCK];
-      blocks.multiply(*matrix, tile, *rows, first, some, found);
-      for (int r = 0; r < some; r++)
-        for (int i = 0; i < TILE && tile * TILE + i < matrix->outputs; i++)
-          out[int64_t(first + r) * matrix->outputs + tile * TILE + i] = found[r][i];
-    });
-}
+void superfluid_many(const Matrix* matrix, const Many* many) { multiply_many(*matrix, *many); }
 
 void superfluid_step(const Model* model, const Step* step, int phases) {
   begin_again(step->phases, phases);

@@ -20,6 +20,7 @@ from superfluid_core.engine.torch.native.structs import (
     Attend,
     Heads,
     Large,
+    Many,
     Matrix,
     Model,
     Rows,
@@ -44,12 +45,17 @@ _CALLS: dict[str, tuple[object, ...]] = {
     "superfluid_quantize": (c_void_p, POINTER(Rows), c_int, c_int),
     "superfluid_product": (POINTER(Matrix), POINTER(Rows), c_void_p, c_int),
     "superfluid_step": (POINTER(Model), POINTER(Step), c_int),
+    "superfluid_many": (POINTER(Matrix), POINTER(Many)),
     "superfluid_large": (POINTER(Model), POINTER(Large), c_int),
 }
 
 
 class NativeOps:
-    """The library's calls. `threads` is how many a call may use, `large_room` the bytes that each needs for a large step; 0: there are none."""
+    """The library's calls.
+
+    `threads` is how many a call may use, `large_room` the bytes that each needs for a large step, `many_block` the rows that lie together in
+    a product of many; 0: there are none.
+    """
 
     def __init__(self, path: Path, threads: int) -> None:
         try:
@@ -59,6 +65,7 @@ class NativeOps:
                 call = getattr(self._library, name)
                 call.argtypes, call.restype = types, None
             self._library.superfluid_large_room.restype = c_int64
+            self.many_block = int(self._library.superfluid_many_block())
             self.large_room = int(self._library.superfluid_large_room())
         except (OSError, AttributeError) as error:
             raise NoNativeError(f"the built library cannot be loaded: {error}") from None
@@ -106,6 +113,9 @@ class NativeOps:
         out = torch.empty((count, matrix.outputs))
         self._library.superfluid_product(byref(matrix), byref(rows), out.data_ptr(), count)
         return out
+
+    def many(self, matrix: Matrix, many: Many) -> None:
+        self._library.superfluid_many(byref(matrix), byref(many))
 
     def step(self, model: Model, step: Step, phases: int) -> None:
         self._library.superfluid_step(byref(model), byref(step), phases)

@@ -18,6 +18,12 @@
 #define UNROLL_8
 #endif
 
+// pairs.h multiplies instead of what is here. (PLAIN_VECTORS is for tests, which hold one against the other.)
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(__AVX512VNNI__) && !defined(PLAIN_VECTORS)
+#define BY_PAIRS 1
+static inline void store_words(int8_t* to, v16f whole_numbers);
+#endif
+
 static const int TILE = 16, GROUP = 32, STEPS = 256;  // of low are one of high
 static const float LARGEST = 127 * STEPS;
 
@@ -29,7 +35,7 @@ struct Matrix {
 
 // Rows of activations; those of a group lie side by side, `room` of them.
 struct Rows {
-  int8_t* values;   // [inputs / 32, room, 2, 32]: high, then low
+  int8_t* values;   // [inputs / 32, room, 2, 32]: high, then low; or as pairs.h has them
   float* scales;    // [inputs / 32, room]
   float* sums;      // [inputs / 32, room]: of the whole numbers
   int32_t* counts;  // the same 128 times, for weights that are kept 128 higher
@@ -59,10 +65,14 @@ static inline void quantize_row(const float* x, const Rows& rows, int64_t row, i
       v16f wanted = whole((half ? second : first) * inverse);
       if (inverse == 0) wanted = v16f{};
       both += wanted;
+#if defined(BY_PAIRS)
+      store_words(out + half * GROUP, wanted);
+#else
       const v16i q = __builtin_convertvector(wanted, v16i), high = (q + STEPS / 2) >> 8;
       const v16c bytes[2] = {__builtin_convertvector(high, v16c), __builtin_convertvector(q - high * STEPS, v16c)};
       memcpy(out + half * 16, &bytes[0], 16);
       memcpy(out + GROUP + half * 16, &bytes[1], 16);
+#endif
     }
     rows.scales[at] = scale;
     rows.sums[at] = sum(both);
@@ -112,9 +122,7 @@ static inline v16f with_group(v16f total, v16i dot, const Scales& of, const Rows
 // What lies this far behind a group is read soon.
 template <int KIND>
 static inline void fetch_ahead(const uint8_t* group) {
-#if defined(__SSE__)
-  for (int i = 0; i < (KIND == 4 ? 5 : 9); i++) _mm_prefetch((const char*)group + 4096 + 64 * i, _MM_HINT_T0);
-#endif
+  for (int i = 0; i < (KIND == 4 ? 5 : 9); i++) __builtin_prefetch(group + 4096 + 64 * i);
 }
 
 // out[r] = 16 outputs of rows first .. first + COUNT - 1

@@ -88,6 +88,20 @@ class Rows(ctypes.Structure):
     )
 
 
+class Many(ctypes.Structure):
+    """Many float rows for a product with a quantized matrix, and the room to quantize them in."""
+
+    _fields_ = (
+        ("x", c_void_p),
+        ("out", c_void_p),
+        ("rows", Rows),
+        ("count", c_int32),
+        ("gated", c_int32),
+        ("threads", c_int32),
+        ("unused", c_int32),
+    )
+
+
 class Layer(ctypes.Structure):
     """One layer of a quantized model."""
 

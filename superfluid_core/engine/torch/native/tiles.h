@@ -5,7 +5,7 @@
 // product runs, and scaled and added after that.
 // Whole numbers are exact and everything after them is with_group, so a row's numbers are bit by bit those of the vector code.
 #pragma once
-#include "products.h"
+#include "pairs.h"
 
 #if defined(__AMX_TILE__) && defined(__AMX_INT8__) && defined(__AVX512VNNI__) && defined(__linux__)
 #include <sys/syscall.h>
@@ -17,7 +17,7 @@
 // A process asks once for the tiles' registers.
 static const bool has_tiles = syscall(SYS_arch_prctl, 0x1023L, 18L) == 0;
 
-static const int BLOCK = 16, AHEAD = 3;  // groups that are unfolded before they are multiplied
+static const int BLOCK = 16, VECTOR_ROWS = 8, AHEAD = 3;  // groups that are unfolded before they are multiplied
 
 // Compilers take a tile's memory for unread: these say what they read and in which order.
 #define TILE_LOAD(T, FROM, STRIDE) \
@@ -131,7 +131,11 @@ static void multiply_rows(const uint8_t* tile, const Rows& rows, int64_t first, 
 }
 #else
 static const bool has_tiles = false;
-static const int BLOCK = 8;
+#if defined(BY_PAIRS)
+static const int BLOCK = 32, VECTOR_ROWS = 32;
+#else
+static const int BLOCK = 8, VECTOR_ROWS = 8;
+#endif
 static void shape_tiles(int) {}
 static void release_tiles() {}
 template <int KIND>
@@ -143,7 +147,7 @@ struct Blocks {
   int rows;
   bool by_tiles;
 
-  Blocks(int kind, int count) : rows(8), by_tiles(has_tiles && count >= (kind == 4 ? 3 : 5)) {
+  Blocks(int kind, int count) : rows(VECTOR_ROWS), by_tiles(has_tiles && count >= (kind == 4 ? 3 : 5)) {
     if (!by_tiles) return;
     const int blocks = (count + BLOCK - 1) / BLOCK;
     rows = ((count + blocks - 1) / blocks + 3) / 4 * 4;
@@ -161,8 +165,13 @@ struct Blocks {
       matrix.kind == 4 ? multiply_rows<4>(at, x, first, rows, matrix.inputs, out)
                        : multiply_rows<8>(at, x, first, rows, matrix.inputs, out);
     else
+#if defined(BY_PAIRS)
+      matrix.kind == 4 ? multiply_pairs<4>(at, x, first, count, matrix.inputs, out)
+                       : multiply_pairs<8>(at, x, first, count, matrix.inputs, out);
+#else
       matrix.kind == 4 ? multiply_some<4>(at, x, first, count, matrix.inputs, out)
                        : multiply_some<8>(at, x, first, count, matrix.inputs, out);
+#endif
     if (matrix.bias)
       for (int r = 0; r < count; r++) out[r] += load(matrix.bias + tile * TILE);
   }
