@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from superfluid_core.limits import HttpLimits
 from superfluid_head.access.addresses import Connections, Proxies
 from superfluid_head.api.errors import ApiError
+from superfluid_head.api.gathering import Gathering
 from superfluid_head.api.sse import ABORT, FLOW, PRESENCE, WRITE
 
 # Strangers decide how many of their requests are none: those are answered, and no line each in the log.
@@ -50,7 +51,7 @@ class HeadProtocol(HttpToolsProtocol):
         self._watching: set[Callable[[], None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.Transport", Gathering(transport, self.loop)))
         address = self.client[0] if self.client else ""
         if len(self.connections) > self.limits.connections_max or not self.counted.enter(address):
             transport.abort()
@@ -149,7 +150,8 @@ def _write(cycle: RequestResponseCycle, data: bytes) -> None:
     """Write a piece of a body as uvicorn would, without its checks: who asks has begun the reply and not ended it."""
     if cycle.disconnected or cycle.response_complete:
         return
-    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
+    gathering = cast("Gathering", cycle.transport)
+    gathering.write_now(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
 
 
 def _headers_too_large() -> ApiError:

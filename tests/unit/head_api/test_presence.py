@@ -1,4 +1,4 @@
-"""Work for a client that may leave: ended by the connection's own word, without a task that waits for it."""
+"""Work for a client that may leave: ended by the connection's own word, without a task that waits for it; and writes that leave together."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from starlette.requests import Request
 
 from superfluid_head.api.body import ClientGoneError
+from superfluid_head.api.gathering import GATHERED_BYTES_MAX, Gathering
 from superfluid_head.api.sse import PRESENCE, while_connected
 
 
@@ -109,5 +110,62 @@ def test_a_failure_is_itself_and_nobody_watches_any_longer() -> None:
         with pytest.raises(ValueError, match="no"):
             await while_connected(request_at(door), fail())
         assert not door.watching
+
+    asyncio.run(check())
+
+
+class Pipe:
+    """What a Gathering writes to."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.end = ""
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def close(self) -> None:
+        self.end = "closed"
+
+    def abort(self) -> None:
+        self.end = "aborted"
+
+
+def gathering() -> tuple[Pipe, Gathering]:
+    pipe: Any = Pipe()
+    return pipe, Gathering(pipe, asyncio.get_running_loop())
+
+
+def test_what_is_written_in_one_turn_leaves_together_and_in_order() -> None:
+    async def check() -> None:
+        pipe, line = gathering()
+        line.write(b"head ")
+        line.write(b"first ")
+        assert not pipe.writes
+        await asyncio.sleep(0)
+        assert pipe.writes == [b"head first "]
+        line.write(b"second ")
+        line.write_now(b"third ")
+        line.write_now(b"fourth")
+        assert pipe.writes[1:] == [b"second third ", b"fourth"]
+        await asyncio.sleep(0)
+        assert len(pipe.writes) == 3
+
+    asyncio.run(check())
+
+
+def test_much_does_not_wait_and_a_close_leaves_nothing_behind() -> None:
+    async def check() -> None:
+        pipe, line = gathering()
+        line.write(bytes(GATHERED_BYTES_MAX + 1))
+        assert len(pipe.writes) == 1
+        line.write(b"last")
+        line.close()
+        assert (pipe.writes[-1], pipe.end) == (b"last", "closed")
+        pipe, line = gathering()
+        line.write(b"lost")
+        line.abort()
+        await asyncio.sleep(0)
+        assert (pipe.writes, pipe.end) == ([], "aborted")
 
     asyncio.run(check())
