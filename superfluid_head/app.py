@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -106,6 +107,14 @@ def routes(head: Head) -> list[tuple[tuple[str, ...], str, Handler]]:
     ]
 
 
+class _PlainRoute(APIRoute):
+    """A route whose handler takes the request as it is and answers it: nothing is to be resolved or converted around it."""
+
+    def get_route_handler(self) -> Handler:  # type: ignore[override]  # as a coroutine function is
+        handler: Handler = self.endpoint
+        return handler
+
+
 def build_app(
     head: Head, loopback_ports: frozenset[int] = frozenset(), worker: Place | None = None
 ) -> ASGIApp:
@@ -113,6 +122,7 @@ def build_app(
     app = FastAPI(
         openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, title="superfluid"
     )
+    app.router.route_class = _PlainRoute
     for verbs, path, handler in routes(head):
         app.add_api_route(path, handler, methods=list(verbs), response_model=None)
     app.add_exception_handler(ApiError, _on_error)

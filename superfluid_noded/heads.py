@@ -142,8 +142,7 @@ class Roster:
         A message that the protocol refuses is a bug of ours: it costs that link, never the other heads.
         """
         try:
-            for message in messages:
-                head.link.send(message)
+            head.link.send_all(messages)
         except LinkClosedError:
             return
         except LocalProtocolError as error:

@@ -7,11 +7,14 @@ address of the machine; an IPv4-mapped IPv6 address is judged as the IPv4 addres
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 
 from superfluid_core.errors import ConfigError
 
 PORT_MAX = 65_535
+KNOWN_MAX = 1_024
+"""Addresses whose reading is kept: few ask often."""
 
 
 def parse_address(text: str, default_port: int) -> tuple[str, int]:
@@ -41,6 +44,7 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+@lru_cache(KNOWN_MAX)
 def is_loopback(address: str) -> bool:
     """Whether nothing outside this machine can reach the (resolved) address."""
     try:

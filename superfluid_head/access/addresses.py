@@ -8,6 +8,7 @@ Knows addresses and header values, no sockets.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -17,7 +18,7 @@ from ipaddress import (
     ip_network,
 )
 
-from superfluid_core.link.addresses import is_loopback
+from superfluid_core.link.addresses import KNOWN_MAX, is_loopback
 
 Network = IPv4Network | IPv6Network
 FORWARDED_MAX = 32
@@ -77,6 +78,7 @@ def _without_port(text: str) -> str:
     return text.partition(":")[0] if text.count(":") == 1 else text
 
 
+@lru_cache(KNOWN_MAX)
 def counted_as(address: str) -> str:
     """Return the name under which a client address is counted."""
     found = _address(address)

@@ -53,11 +53,11 @@ class ChatEndpoint:
         head.inflight.judge()
         caller = judge_caller(head, request)
         names = NAMES if body.functions else {}
-        talk = await while_connected(request.receive, prepare_talk(head, body, caller, names))
+        talk = await while_connected(request, prepare_talk(head, body, caller, names))
         run = _Run(head, talk.prepared, body, talk.speech)
         if body.stream:
             return StreamingReply(run.stream, head.limits)
-        return await while_connected(request.receive, run.collect())
+        return await while_connected(request, run.collect())
 
 
 def _read(members: dict[str, Any]) -> ChatRequest:

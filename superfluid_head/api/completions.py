@@ -84,16 +84,14 @@ class CompletionsEndpoint:
         head.inflight.judge()
         default = None if body.suffix is None else QosClass.COMPLETION
         caller = judge_caller(head, request, default)
-        asked = await while_connected(
-            request.receive, prepare_completion(head, body, prompts, caller)
-        )
+        asked = await while_connected(request, prepare_completion(head, body, prompts, caller))
         if body.echo and body.logprobs is not None:
-            asked = await while_connected(request.receive, self._scored(asked))
+            asked = await while_connected(request, self._scored(asked))
         is_long = asked.prepared.prompt_tokens > LISTED_MAX
         run = await asyncio.to_thread(_Run, head, asked) if is_long else _Run(head, asked)
         if body.stream:
             return StreamingReply(run.stream, head.limits)
-        return await while_connected(request.receive, run.collect())
+        return await while_connected(request, run.collect())
 
     async def _scored(self, asked: Completion) -> Completion:
         """Find out how likely the prompts are. Raises SuperfluidError."""

@@ -65,12 +65,12 @@ class EmbeddingsEndpoint:
         _judge_dimensions(body, text)
         head.inflight.judge()
         principal = judge_caller(head, request).principal
-        coded = await while_connected(request.receive, _encode(body, inputs, target, text))
+        coded = await while_connected(request, _encode(body, inputs, target, text))
         wanted = [EmbedRequest(target.name, pooling, ids) for ids in coded]
         mine = asyncio.Semaphore(AT_ONCE_PER_REQUEST)
         async with head.inflight.hold():
             work = together(self._one(each, mine) for each in wanted)
-            vectors = await while_connected(request.receive, work)
+            vectors = await while_connected(request, work)
         count = sum(len(ids) for ids in coded)
         head.quotas.charge(principal, count, head.clock.now_ns())
         whose = (target.name, principal.name)

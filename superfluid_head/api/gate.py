@@ -13,6 +13,7 @@ import re
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from superfluid_core.clock import SECOND, Clock
 from superfluid_core.errors import CapacityError, ErrorCode
+from superfluid_core.link.addresses import KNOWN_MAX
 from superfluid_core.link.addresses import is_loopback as is_loopback_address
 from superfluid_core.tracing.context import SPAN, Tracer
 from superfluid_head.access.addresses import Proxies, counted_as
@@ -64,6 +66,7 @@ def normalise(path: str) -> str:
     return _slashes.sub("/", path).rstrip("/") or "/"
 
 
+@lru_cache(KNOWN_MAX)
 def is_loopback(host: str) -> bool:
     """Whether a host name or address literal names this machine's loopback."""
     bare = host.strip("[]").lower().rstrip(".")

@@ -22,7 +22,7 @@ from superfluid_head.api.body import ClientGoneError, read_body
 from superfluid_head.api.errors import ApiError, from_error, invalid
 from superfluid_head.api.qos import client_of
 from superfluid_head.api.shapes import reply as shaped
-from superfluid_head.api.sse import ABORT, WRITE
+from superfluid_head.api.sse import ABORT, PRESENCE, WRITE
 
 HEADER = b"idempotency-key"
 REPLAYED = (b"idempotent-replayed", b"true")
@@ -72,6 +72,7 @@ class Idempotency:
         self, scope: Scope, body: bytes, whose: tuple[str, str], line: _Line, digest: bytes
     ) -> None:
         scope.pop(WRITE, None)  # every piece of the answer is to come by here
+        scope.pop(PRESENCE, None)  # one reader that leaves does not end it
         answer = self.answers.begin(whose, digest, self._clock.now_ns())
 
         async def send(message: Message) -> None:

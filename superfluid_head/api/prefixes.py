@@ -86,7 +86,7 @@ class PrefixesEndpoint:
             )
         request_id = request.scope["state"]["request_id"]
         made = self._make(body, body.tenant or principal.name, request_id)
-        return JSONResponse(await while_connected(request.receive, made))
+        return JSONResponse(await while_connected(request, made))
 
     async def delete(self, request: Request) -> Response:
         """Keep a prefix no longer (admins)."""

@@ -1,7 +1,8 @@
 """uvicorn's HTTP/1.1 protocol with bounds of its own: header size, count and deadline, connections, JSON parse errors.
 
-Works below the application, where a request is not one yet. Also hands three things to the scope: `superfluid.flow`, whether the
-reader takes nothing just now, `superfluid.write`, the short way to it, and `superfluid.abort`, the way to drop it.
+Works below the application, where a request is not one yet. Also hands four things to the scope: `superfluid.flow`, whether the
+reader takes nothing just now, `superfluid.write`, the short way to it, `superfluid.abort`, the way to drop it, and
+`superfluid.presence`, who is told when it leaves.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import json
 import logging
 import secrets
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -22,7 +24,8 @@ from uvicorn.protocols.http.httptools_impl import (
 from superfluid_core.limits import HttpLimits
 from superfluid_head.access.addresses import Connections, Proxies
 from superfluid_head.api.errors import ApiError
-from superfluid_head.api.sse import ABORT, FLOW, WRITE
+from superfluid_head.api.gathering import Gathering
+from superfluid_head.api.sse import ABORT, FLOW, PRESENCE, WRITE
 
 # Strangers decide how many of their requests are none: those are answered, and no line each in the log.
 _logger = logging.getLogger("superfluid_head.connections")
@@ -44,9 +47,11 @@ class HeadProtocol(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.logger = _logger
+        self.has_left = False
+        self._watching: set[Callable[[], None]] = set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
-        super().connection_made(transport)
+        super().connection_made(cast("asyncio.Transport", Gathering(transport, self.loop)))
         address = self.client[0] if self.client else ""
         if len(self.connections) > self.limits.connections_max or not self.counted.enter(address):
             transport.abort()
@@ -62,6 +67,17 @@ class HeadProtocol(HttpToolsProtocol):
             self.counted.leave(self._address)
             self._address = None
         super().connection_lost(exc)
+        self.has_left = True
+        for tell in list(self._watching):
+            tell()
+
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when the client leaves; for that, the connection has to be read."""
+        self.flow.resume_reading()
+        self._watching.add(tell)
+
+    def unwatch(self, tell: Callable[[], None]) -> None:
+        self._watching.discard(tell)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -74,7 +90,8 @@ class HeadProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
         self._head_bytes = 0
-        cast("dict[str, Any]", self.scope).update({ABORT: self.transport.abort, FLOW: self.flow})
+        scope = cast("dict[str, Any]", self.scope)
+        scope.update({ABORT: self.transport.abort, FLOW: self.flow, PRESENCE: self})
         self._arm()
 
     def on_headers_complete(self) -> None:
@@ -133,7 +150,8 @@ def _write(cycle: RequestResponseCycle, data: bytes) -> None:
     """Write a piece of a body as uvicorn would, without its checks: who asks has begun the reply and not ended it."""
     if cycle.disconnected or cycle.response_complete:
         return
-    cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
+    gathering = cast("Gathering", cycle.transport)
+    gathering.write_now(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
 
 
 def _headers_too_large() -> ApiError:

@@ -17,6 +17,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, Protocol, TypeVar
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -38,6 +39,8 @@ FLOW = "superfluid.flow"
 """Where a scope says whether the connection takes nothing just now (a Flow); where it does not say, every event is sent with a deadline."""
 WRITE = "superfluid.write"
 """Where a scope has the way to write a piece of a body that has begun past everything else, without waiting."""
+PRESENCE = "superfluid.presence"
+"""Where a scope tells when whoever asks has left (a Presence); where it does not, somebody has to wait for the ASGI message."""
 
 T = TypeVar("T")
 
@@ -46,6 +49,19 @@ class Flow(Protocol):
     """Whether a connection is full: what is written now would only wait."""
 
     write_paused: bool
+
+
+class Presence(Protocol):
+    """Whether whoever asks is still there, and who is told when that ends."""
+
+    @property
+    def has_left(self) -> bool: ...
+
+    def watch(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called by the loop when whoever asks leaves."""
+        ...
+
+    def unwatch(self, tell: Callable[[], None]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +234,7 @@ class StreamingReply(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await while_connected(receive, self._serve(scope, send))
+            await while_connected(Request(scope, receive), self._serve(scope, send))
         except ClientGoneError:
             return
         except SlowClientError:
@@ -230,11 +246,22 @@ class StreamingReply(Response):
 
     async def _serve(self, scope: Scope, send: Send) -> None:
         stream = EventStream(scope, send, self._limits, self._framing)
+        pings: list[asyncio.Task[None]] = []
         try:
             async with asyncio.TaskGroup() as group:
-                pings = group.create_task(stream.break_silence())
-                failure = await self._fill(stream)
-                pings.cancel()
+
+                def break_silence() -> None:
+                    pings.append(group.create_task(stream.break_silence()))
+
+                # most answers are over before a task that breaks silence has anything to do
+                silence_s = self._limits.silence_ms / 1000
+                timer = asyncio.get_running_loop().call_later(silence_s, break_silence)
+                try:
+                    failure = await self._fill(stream)
+                finally:
+                    timer.cancel()
+                for each in pings:
+                    each.cancel()
         except BaseExceptionGroup as slow:  # the comments met a reader that takes nothing
             if slow.split(SlowClientError)[0] is None:
                 raise
@@ -254,14 +281,17 @@ class StreamingReply(Response):
         return None
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Run `work` unless the client leaves first: then it is cancelled and ClientGoneError raised.
 
     It runs in the caller's task: what need not wait is done before the loop turns.
     """
+    presence: Presence | None = request.scope.get(PRESENCE)
+    if presence is not None:
+        return await _while_present(presence, work)
     try:
         async with asyncio.TaskGroup() as group:
-            watcher = group.create_task(_until_gone(receive))
+            watcher = group.create_task(_until_gone(request.receive))
             value, failure = await _outcome(work)
             watcher.cancel()
     except BaseExceptionGroup as failures:
@@ -271,6 +301,30 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     if failure is not None:
         raise failure
     return value  # type: ignore[return-value]  # a value of T whenever there is no failure
+
+
+async def _while_present(presence: Presence, work: Coroutine[Any, Any, T]) -> T:
+    """Do the same without a task that waits: the connection itself tells, between two steps of the work."""
+    task = asyncio.current_task()
+    assert task is not None, "work runs in a task"
+    cancelling = task.cancelling()
+    has_left = False
+
+    def tell() -> None:
+        nonlocal has_left
+        has_left = True
+        task.cancel()
+
+    if presence.has_left:
+        work.close()
+        raise ClientGoneError
+    presence.watch(tell)
+    try:
+        return await work
+    finally:
+        presence.unwatch(tell)
+        if has_left and task.uncancel() <= cancelling:  # else somebody else cancels it too
+            raise ClientGoneError from None
 
 
 async def _outcome(work: Coroutine[Any, Any, T]) -> tuple[T | None, Exception | None]:

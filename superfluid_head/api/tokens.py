@@ -44,7 +44,7 @@ class TokensEndpoint:
             raise invalid("exactly one of prompt, messages and content is needed", param="prompt")
         target, text = self._head.target(body.model)
         window = max(target.window, COUNTED_MAX)
-        ids = await while_connected(request.receive, _encode(body, text, window))
+        ids = await while_connected(request, _encode(body, text, window))
         return await asyncio.to_thread(_told, body, ids, text, target.window)
 
     async def detokenize(self, request: Request) -> Response:

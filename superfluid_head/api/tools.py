@@ -96,7 +96,7 @@ def opening_of(body: ChatRequest, dialect: Dialect, tail: str) -> Opening:
 def speech_of(body: ChatRequest, offer: Offer, text: ModelText, prompt: tuple[int, ...]) -> Speech:
     """Settle how the answers of a request are to be read."""
     dialect = text.dialect
-    tail = tail_text(prompt, text.tokenizer)
+    tail = tail_text(prompt, text.tokenizer) if dialect.looks_back else ""
     return Speech(
         dialect,
         offer.tools,

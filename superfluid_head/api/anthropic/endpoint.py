@@ -46,19 +46,19 @@ class MessagesEndpoint:
         body = await read_as(request, head.limits, _read)
         head.inflight.judge()
         caller = judge_caller(head, request)
-        talk = await while_connected(request.receive, prepare_talk(head, body, caller, NAMES))
+        talk = await while_connected(request, prepare_talk(head, body, caller, NAMES))
         run = _Run(head, talk)
         if body.stream:
             name = (REQUEST_HEADER.encode("ascii"), caller.request_id.encode("ascii"))
             framing = Framing(last=None, failed=run.failure, extra=(name,))
             return StreamingReply(run.stream, head.limits, framing)
-        return await while_connected(request.receive, run.collect())
+        return await while_connected(request, run.collect())
 
     async def count(self, request: Request) -> Response:
         """Count the tokens that a conversation takes, tools and system text with it."""
         head = self._head
         body = await read_as(request, head.limits, _read_counted)
-        _, count = await while_connected(request.receive, count_prompt(head, body))
+        _, count = await while_connected(request, count_prompt(head, body))
         return JSONResponse({"input_tokens": count})
 
 

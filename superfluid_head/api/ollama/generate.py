@@ -102,11 +102,11 @@ class OllamaEndpoint:
         head.inflight.judge()
         is_middle = isinstance(body, GenerateBody) and bool(body.suffix)
         caller = judge_caller(head, request, QosClass.COMPLETION if is_middle else None)
-        run = _Run(head, await while_connected(request.receive, work(caller)))
+        run = _Run(head, await while_connected(request, work(caller)))
         if body.stream:
             framing = Framing(NDJSON, run.nothing, None, _failed)
             return StreamingReply(run.stream, head.limits, framing)
-        return await while_connected(request.receive, run.collect())
+        return await while_connected(request, run.collect())
 
     def _talk(self, body: Asking, members: dict[str, Any], put: Put) -> Work:
         """Take the way of chat."""

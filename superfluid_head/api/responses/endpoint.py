@@ -47,11 +47,11 @@ class ResponsesEndpoint:
         echo, body = await read_as(request, head.limits, _read)
         head.inflight.judge()
         caller = judge_caller(head, request)
-        talk = await while_connected(request.receive, prepare_talk(head, body, caller, NAMES))
+        talk = await while_connected(request, prepare_talk(head, body, caller, NAMES))
         run = _Run(head, talk, echo)
         if body.stream:
             return StreamingReply(run.stream, head.limits, Framing(last=None, failed=run.failure))
-        return await while_connected(request.receive, run.collect())
+        return await while_connected(request, run.collect())
 
     async def stored(self, request: Request) -> Response:
         """Answer every route about an earlier response: none is kept."""

@@ -124,6 +124,11 @@ class Dialect:
         """Length of call ids that the template prescribes, 0 for none."""
         return FORMATS[self.calls].id_chars if self.calls in FORMATS else 0
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether `opening` depends on the end of the prompt."""
+        return self.reasoning in TAGS or self._harmony() is not None
+
     def opening(self, tail: str) -> Opening:
         """Judge by the end of the rendered prompt where the answer starts (http_api Q3)."""
         harmony = self._harmony()

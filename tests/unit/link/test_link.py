@@ -256,6 +256,34 @@ def test_what_is_queued_can_be_purged_and_what_was_written_cannot(
     asyncio.run(main())
 
 
+def test_small_messages_leave_in_one_write_and_large_ones_wait_as_ever(
+    keys: FleetKeys, make_fleet: Any
+) -> None:
+    async def main() -> None:
+        async with pair(make_fleet(keys)) as (head, node):
+            written: list[int] = []
+            write = node._write
+            node._write = lambda data: (written.append(len(data)), write(data))[1]
+            small = [row(5, 1), row(6, 1), m.Closed(5, 1, m.CloseReason.FENCED)]
+            node.send_all(small)
+            assert len(written) == 1
+            assert [await head.receive() for _ in small] == small
+            with pytest.raises(LocalProtocolError):
+                node.send_all((row(7, 1), m.Renew(-1), row(7, 2)))
+            assert await head.receive() == row(7, 1)
+            while not node._outbox:
+                node.send_all(m.Stats(1, 0, 1, bytes(48 * 1024)) for _ in range(2))
+            waiting = len(node._outbox)
+            node.send_all((row(8, 1), row(8, 2)))
+            assert len(node._outbox) == waiting + 2
+            assert node.purge(8, 1) == 2
+            node.abort("enough")
+            with pytest.raises(LinkClosedError):
+                node.send_all(small)
+
+    asyncio.run(main())
+
+
 class Raw:
     """The bytes of a link that a test writes by hand: a head's end over a plain socket."""
 
