@@ -121,7 +121,7 @@ class Failing(ReferenceAttention):
     [
         (OutOfResources(106_752, 101_376, "shared memory"), "OutOfResources: out of resource"),
         (FileNotFoundError(2, "No such file or directory", "ninja"), "FileNotFoundError: "),
-        (PermissionError(13, "Permission denied", "/root/.triton"), "PermissionError: "),
+        (PermissionError(13, "Permission denied", "/srv/kernels"), "PermissionError: "),
         (subprocess.CalledProcessError(1, ["gcc"]), "CalledProcessError: Command"),
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, Exception) else "",

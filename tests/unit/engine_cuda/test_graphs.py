@@ -133,8 +133,10 @@ def test_a_row_is_worth_the_same_in_every_size(tiny_model: TinyModel) -> None:
         for count in (1, 2, 3, 7):
             graphs.load(rows[:count])
             found.append(graphs.replay()[0].clone())
+    # one row and seven are multiplied by other kernels: sums of logits near 27 differ by roundings, on some CPUs by five
+    rounding = float(torch.finfo(torch.float32).eps * found[0].abs().max())
     for other in found[1:]:
-        torch.testing.assert_close(other, found[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(other, found[0], atol=16 * rounding, rtol=0)
 
 
 def test_fed_ids_are_read_by_the_next_replay_one_position_on(tiny_model: TinyModel) -> None:

@@ -257,14 +257,20 @@ def test_what_is_queued_can_be_purged_and_what_was_written_cannot(
 
 
 def test_small_messages_leave_in_one_write_and_large_ones_wait_as_ever(
-    keys: FleetKeys, make_fleet: Any
+    keys: FleetKeys, make_fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         async with pair(make_fleet(keys)) as (head, node):
             written: list[int] = []
             write = node._write
-            node._write = lambda data: (written.append(len(data)), write(data))[1]
-            small = [row(5, 1), row(6, 1), m.Closed(5, 1, m.CloseReason.FENCED)]
+
+            def watched(data: bytes) -> None:
+                written.append(len(data))
+                write(data)
+
+            monkeypatch.setattr(node, "_write", watched)
+            small: list[m.Message] = [row(5, 1), row(6, 1)]
+            small.append(m.Closed(5, 1, m.CloseReason.FENCED))
             node.send_all(small)
             assert len(written) == 1
             assert [await head.receive() for _ in small] == small
