@@ -141,38 +141,38 @@ class Link:
     # --- out ----------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
-        """Write now if the transport can take it, else queue it.
-
-        Raises LinkClosedError when closed (or closed by this: the queue was full, the peer does not read), and
-        LocalProtocolError, with the link as it was, for a message that must not be sent.
-        """
-        if self._reason is not None:
-            raise LinkClosedError(self._reason, self._cause)
-        if self._is_writable and not self._outbox:
-            self._write(self._connection.send(message))
-            if self._is_closed():
-                raise LinkClosedError(BROKEN)
-            return
-        self._outbox.push(message)
-        if self._outbox.bytes > self._limits.outgoing_bytes_max:
-            self.abort(SLOW_PEER)
-            raise LinkClosedError(SLOW_PEER)
+        """As `send_all` for one."""
+        self.send_all((message,))
 
     def send_all(self, messages: Iterable[Message]) -> None:
-        """As `send` for each. Small ones leave in one write: a system call costs more than what it carries."""
+        """Write now what the transport can take, small messages in one write (a system call costs more than they do), and queue the rest.
+
+        Raises LinkClosedError when closed (or closed by this: the queue was full, the peer does not read), and
+        LocalProtocolError, with the link as it was, for a message that must not be sent; those before it are.
+        """
         ready = b""
         try:
             for message in messages:
-                if self._is_writable and not self._outbox and self._reason is None:
-                    ready += self._connection.send(message)
-                else:
-                    self.send(message)
+                if self._reason is not None:
+                    raise LinkClosedError(self._reason, self._cause)
+                if not self._is_writable or self._outbox:
+                    self._queue(message)
+                    continue
+                ready += self._connection.send(message)
                 if len(ready) >= WRITE_LOW_BYTES:
                     data, ready = ready, b""
                     self._write(data)
         finally:
             if ready:
                 self._write(ready)
+        if self._is_closed():
+            raise LinkClosedError(BROKEN)
+
+    def _queue(self, message: Message) -> None:
+        self._outbox.push(message)
+        if self._outbox.bytes > self._limits.outgoing_bytes_max:
+            self.abort(SLOW_PEER)
+            raise LinkClosedError(SLOW_PEER)
 
     def purge(self, session: int, epoch: int) -> int:
         """Take back what is queued and not yet written of a placement; returns how many messages and rows."""

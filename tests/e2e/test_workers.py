@@ -231,12 +231,16 @@ def test_what_all_workers_see_of_a_node_is_told_once(head: Child) -> None:
         lines = reply.iter_lines()
 
         def until_both_place() -> list[dict[str, Any]]:
-            """Read until each worker has told of what it did just now, hence of all that it saw before."""
-            with streaming(head, 10) as ended:
-                ended()
+            """Read until each worker has told of what it did just now, all of it, hence of all that it saw before."""
             told: list[dict[str, Any]] = []
             while {each["worker"] for each in told if each["kind"] == "placed"} < {0, 1}:
-                told += [json.loads(line[6:]) for line in [next(lines)] if line[:6] == "data: "]
+                with streaming(head, 10) as ended:
+                    ended()
+                placed: set[str] = set()
+                while len(placed) < 10:
+                    told += [json.loads(line[6:]) for line in [next(lines)] if line[:6] == "data: "]
+                    if told and told[-1]["kind"] == "placed":
+                        placed.add(told[-1]["request"])
             return told
 
         until_both_place()

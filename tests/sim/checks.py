@@ -7,7 +7,7 @@ said. A broken promise raises ViolationError where it happens; counters tell wha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,7 @@ class Checks:
     def patches(self) -> list[tuple[Any, str, Any]]:
         return [
             (Connection, "send", self._tap_wire(Connection.send)),
-            (Link, "send", self._tap_link(Link.send)),
+            (Link, "send_all", self._tap_link(Link.send_all)),
             (Agent, "receive", self._tap_agent(Agent.receive)),
             (GenerationMachine, "begin", self._tap_begin(GenerationMachine.begin)),
             (GenerationMachine, "on_event", self._tap_event(GenerationMachine.on_event)),
@@ -126,28 +126,29 @@ class Checks:
         return process.boot_ns()
 
     def _tap_link(self, original: Any) -> Any:
+        def send_all(link: Link, messages: Iterable[Message]) -> None:
+            original(link, [each for one in messages for each in self._sent_for(link, one)])
+
+        return send_all
+
+    def _sent_for(self, link: Link, message: Message) -> Sequence[Message]:
+        """Note what is said, and give what goes out instead of it."""
         world = self.world
-
-        def send(link: Link, message: Message) -> None:
-            if world.ghost is not None or world.current is None:
-                original(link, message)
-            elif isinstance(message, Closed):
-                self._note_ended(link, (message.session, message.epoch))
-                original(link, message)
-            elif isinstance(message, Tokens) and link.role is Role.NODE:
-                for row in message.rows:
-                    if row.finish is not None:
-                        self._note_ended(link, (row.session, row.epoch))
-                for each in self._as_told(world.current.name, link, message):
-                    original(link, each)
-            elif isinstance(message, Renew) and self.is_starved(link):
-                self.count("renews withheld")
-            else:
-                if isinstance(message, Open):
-                    self.on_open(message)
-                original(link, message)
-
-        return send
+        if world.ghost is not None or world.current is None:
+            return (message,)
+        if isinstance(message, Closed):
+            self._note_ended(link, (message.session, message.epoch))
+        elif isinstance(message, Tokens) and link.role is Role.NODE:
+            for row in message.rows:
+                if row.finish is not None:
+                    self._note_ended(link, (row.session, row.epoch))
+            return self._as_told(world.current.name, link, message)
+        elif isinstance(message, Renew) and self.is_starved(link):
+            self.count("renews withheld")
+            return ()
+        elif isinstance(message, Open):
+            self.on_open(message)
+        return (message,)
 
     def _as_told(self, name: str, link: Link, message: Tokens) -> Sequence[Message]:
         told = self.distort(name, link, message)

@@ -232,16 +232,17 @@ def test_twenty_sampled_sessions_are_the_same_alone_and_in_a_crowd(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_the_demo_model_says_the_same_alone_and_in_a_crowd(
     demo_path: Path, build_engine: Build
 ) -> None:
+    """Fewer sessions than of the tiny models: in float32, as CPUs without bf16 have it, each takes a quarter of a minute with its neighbours."""
     engine = build_engine(demo_path, lanes=8, window=256, dtype="auto", kv_blocks=128)
     crowd_equals_solitude(engine, 40_000, 6, 12)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_the_demo_model_gives_the_same_bits_for_any_cut(
     demo_path: Path, build_engine: Build
 ) -> None:
