@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that everyone knows it by
 from torch import Tensor
 
 from superfluid_core.clock import Clock
@@ -34,36 +33,12 @@ from superfluid_core.engine.torch.large_step import LargeStep, fits_large
 from superfluid_core.engine.torch.many_rows import ManyRows, fits_many
 from superfluid_core.engine.torch.models import Decoder
 from superfluid_core.engine.torch.native.build import NoNativeError, is_built, library
-from superfluid_core.engine.torch.native.ops import NativeOps, fits, load_native
+from superfluid_core.engine.torch.native.ops import fits, load_native
+from superfluid_core.engine.torch.native_decoder import NativeDecoder
 from superfluid_core.engine.torch.quantized import QuantizedWeights
 from superfluid_core.engine.torch.small_step import ROWS_MAX, SmallStep
 
 Say = Callable[[str], None]
-
-
-class NativeDecoder(Decoder):
-    """The decoder with compiled parts between its products: nine calls a layer."""
-
-    def __init__(self, plain: Decoder, ops: NativeOps) -> None:
-        super().__init__(plain.config, plain.weights)
-        self._ops = ops
-
-    def run_layers(self, batch: Batch, attention: AttentionBackend) -> Tensor:
-        assert isinstance(attention, CpuAttention)
-        config, ops = self.config, self._ops
-        attention.plan(batch)
-        heads = (batch.tokens, config.heads + 2 * config.kv_heads, config.head_dim)
-        rope = self.weights.rope
-        turn = (rope.cos[batch.positions], rope.sin[batch.positions])
-        x = F.embedding(batch.ids, self.weights.embedding)
-        delta: Tensor | None = None
-        for number, layer in enumerate(self.weights.layers):
-            normed = ops.add_norm(x, delta, layer.attention_norm, config.norm_eps)
-            qkv = layer.qkv(normed).view(heads)
-            delta = layer.out(attention.run_qkv(number, qkv, turn, layer.qk_norm))
-            normed = ops.add_norm(x, delta, layer.mlp_norm, config.norm_eps)
-            delta = layer.down(ops.silu_times(layer.gate_up(normed)))
-        return x if delta is None else x.add_(delta)
 
 
 @dataclass(frozen=True, slots=True)

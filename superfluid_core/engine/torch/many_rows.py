@@ -7,15 +7,12 @@ in how attention sums; no dequantized weight is read. Between products everythin
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name that everyone knows it by
 from torch import Tensor
 
-from superfluid_core.engine.torch.attention.base import AttentionBackend
-from superfluid_core.engine.torch.attention.cpu import CpuAttention
-from superfluid_core.engine.torch.batch import Batch
 from superfluid_core.engine.torch.models import Decoder
 from superfluid_core.engine.torch.native.ops import NativeOps
 from superfluid_core.engine.torch.native.structs import Many
+from superfluid_core.engine.torch.native_decoder import NativeDecoder
 from superfluid_core.engine.torch.quantized import GROUP, QuantizedMatrix, QuantizedWeights
 from superfluid_core.engine.torch.small_step import describe_matrix
 
@@ -27,35 +24,23 @@ def fits_many(decoder: Decoder, ops: NativeOps) -> bool:
     return ops.many_block > 0 and decoder.weights.embedding.dtype is torch.float32
 
 
-class ManyRows(Decoder):
+class ManyRows(NativeDecoder):
     """A decoder whose products read the quantized weights."""
 
     def __init__(self, plain: Decoder, ops: NativeOps, quantized: QuantizedWeights) -> None:
-        super().__init__(plain.config, plain.weights)
-        self._ops = ops
+        super().__init__(plain, ops)
         self._quantized = quantized
         self._room = torch.empty(0, dtype=torch.uint8)
 
-    def run_layers(self, batch: Batch, attention: AttentionBackend) -> Tensor:
-        assert isinstance(attention, CpuAttention)
-        config, ops = self.config, self._ops
-        attention.plan(batch)
-        heads = (batch.tokens, config.heads + 2 * config.kv_heads, config.head_dim)
-        rope = self.weights.rope
-        turn = (rope.cos[batch.positions], rope.sin[batch.positions])
-        x = F.embedding(batch.ids, self.weights.embedding)
-        delta: Tensor | None = None
-        layers = zip(self.weights.layers, self._quantized.layers, strict=True)
-        for number, (layer, matrices) in enumerate(layers):
-            normed = ops.add_norm(x, delta, layer.attention_norm, config.norm_eps)
-            qkv = self._product(normed, matrices.qkv).view(heads)
-            mixed = attention.run_qkv(number, qkv, turn, layer.qk_norm)
-            delta = self._product(mixed, matrices.out)
-            normed = ops.add_norm(x, delta, layer.mlp_norm, config.norm_eps)
-            delta = self._product(
-                self._product(normed, matrices.gate_up, gated=True), matrices.down
-            )
-        return x if delta is None else x.add_(delta)
+    def _qkv(self, number: int, normed: Tensor) -> Tensor:
+        return self._product(normed, self._quantized.layers[number].qkv)
+
+    def _out(self, number: int, mixed: Tensor) -> Tensor:
+        return self._product(mixed, self._quantized.layers[number].out)
+
+    def _mlp(self, number: int, normed: Tensor) -> Tensor:
+        matrices = self._quantized.layers[number]
+        return self._product(self._product(normed, matrices.gate_up, gated=True), matrices.down)
 
     def _product(self, x: Tensor, matrix: QuantizedMatrix, *, gated: bool = False) -> Tensor:
         count, block = x.shape[0], self._ops.many_block

@@ -21,10 +21,11 @@ from superfluid_core.engine.torch.attention.reference import ReferenceAttention
 from superfluid_core.engine.torch.batch import Batch
 from superfluid_core.engine.torch.drive import Driver
 from superfluid_core.engine.torch.engine import TorchEngine
-from superfluid_core.engine.torch.forward import NativeDecoder, Surrounding, make_compiled
+from superfluid_core.engine.torch.forward import Surrounding, make_compiled
 from superfluid_core.engine.torch.native import build
 from superfluid_core.engine.torch.native.build import NoNativeError, build_key, library
 from superfluid_core.engine.torch.native.ops import fits, load_native
+from superfluid_core.engine.torch.native_decoder import NativeDecoder
 from superfluid_core.engine.torch.quantized import assemble_quantized, floats, pack, to_int8
 from superfluid_core.engine.torch.rope import rotate
 from superfluid_core.engine.torch.small_step import (
