@@ -6,7 +6,6 @@ between two pieces of text from the kill on.
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,6 +13,7 @@ from typing import Any
 
 from superfluid_core.clock import SystemClock
 from superfluid_head.bench.load import Answer, OnChunk, chat, chat_body, http_client
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import Draws, prose
 from superfluid_head.bench.rig import RigError
 from superfluid_head.bench.small_fleet import SmallFleet
@@ -90,7 +90,7 @@ def run_of(
             return unbroken, await chat(client, fleet.url, body, clock, on_chunk)
 
     on_chunk, killed_ms = killer(fleet, at_chunk)
-    unbroken, moved = asyncio.run(both())
+    unbroken, moved = run(both())
     if not killed_ms or moved.node is None:
         raise RigError(f"no node was killed: {moved.error or 'the answer was too short'}")
     fleet.rig.named(moved.node).process.wait(timeout=10)

@@ -8,13 +8,13 @@ requests count as failures everywhere in the bench.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 import httpx
+import orjson
 
 from superfluid_core.clock import MS, Clock
 from superfluid_head.bench.pools import Pools
@@ -151,15 +151,24 @@ def _take(answer: Answer, event: dict[str, Any], now_ms: float) -> bool:
 async def _read(
     response: httpx.Response, answer: Answer, clock: Clock, on_chunk: OnChunk | None
 ) -> None:
-    async for line in response.aiter_lines():
-        if not line.startswith("data:"):
-            continue
-        data = line[5:].strip()
-        if data == "[DONE]":
+    async for data in _events(response):
+        if data == b"[DONE]":
             answer.endings.append("done")
             answer.is_done = True
-        elif _take(answer, json.loads(data), clock.now_ns() / MS) and on_chunk is not None:
+        elif _take(answer, orjson.loads(data), clock.now_ns() / MS) and on_chunk is not None:
             on_chunk(answer)
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Give what stands behind each `data:`. Bytes are cut here: httpx' own lines cost a client of a hundred streams half a core."""
+    kept = b""
+    async for piece in response.aiter_bytes():
+        *lines, kept = (kept + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+    if kept.startswith(b"data:"):
+        yield kept[5:].strip()
 
 
 async def chat(

@@ -6,13 +6,13 @@ from the server's own usage; refused and broken requests are failures and are sa
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from superfluid_core.clock import Clock
 from superfluid_core.progress import Meter
 from superfluid_head.bench.load import Answer, chat_body, closed_loop, http_client
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import prose
 from superfluid_head.bench.report import json_line, median, percentile, table
 
@@ -68,7 +68,7 @@ def run_serve(bench: ServeBench, clock: Clock, say: Say) -> bool:
     turns = [(n, c) for n in range(bench.rounds + 1) for c in bench.concurrency]
     with Meter("rounds", len(turns), has_lines=False) as meter:
         for number, concurrency in turns:
-            answers = asyncio.run(_round(bench, concurrency, number, clock))
+            answers = run(_round(bench, concurrency, number, clock))
             meter.step()
             found = figures(answers)
             errors += [answer.error for answer in answers if answer.error]

@@ -31,6 +31,7 @@ from superfluid_head.bench.compare import (
     one_round,
 )
 from superfluid_head.bench.load import http_client
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.report import median, table
 from superfluid_head.bench.rig import Rig, RigError
 from superfluid_head.bench.small_fleet import SmallFleet
@@ -101,7 +102,7 @@ class ServedContender(Contender):
 
     def measure(self, request: dict[str, int | str], number: int) -> float:
         try:
-            return asyncio.run(self._measure(request, number))
+            return run(self._measure(request, number))
         except* (httpx.HTTPError, ContenderError) as errors:
             first = errors.exceptions[0]
             raise ContenderError(f"{type(first).__name__}: {first}") from None

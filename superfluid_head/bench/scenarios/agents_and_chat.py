@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from superfluid_head.bench.load import Answer, chat, chat_body
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import prose
 from superfluid_head.bench.report import median
 from superfluid_head.bench.rig import RigError
@@ -64,7 +65,7 @@ class AgentsAndChat(Scenario):
         self.stage = own_box(stack, self.plan, self.engine_in_use, "--max-batch", str(self.lanes))
 
     def round(self, number: int) -> Figures:
-        return asyncio.run(self._round(number))
+        return run(self._round(number))
 
     def _agent(self, number: int) -> dict[str, Any]:
         return chat_body(self.stage.model, prose(number, self.words), self.tokens, ignore_eos=True)

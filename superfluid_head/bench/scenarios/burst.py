@@ -15,6 +15,7 @@ from typing import Any
 
 from superfluid_core.clock import SystemClock
 from superfluid_head.bench.load import Answer, chat_body, closed_loop
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import prose
 from superfluid_head.bench.rig import Rig
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario
@@ -82,7 +83,7 @@ class Burst(Scenario):
 
     def round(self, number: int) -> Figures:
         first = 100_000 * number + self.plan.seed
-        return asyncio.run(self._round(first))
+        return run(self._round(first))
 
     def _bodies(self, first: int, count: int, tokens: int) -> list[dict[str, Any]]:
         model = self.even.model

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import httpx
 
 from superfluid_head.bench.load import Answer, chat, chat_body
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import Draws, prose
 from superfluid_head.bench.report import percentile
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario
@@ -59,7 +60,7 @@ class Cancel(Scenario):
 
     def round(self, number: int) -> Figures:
         aborts = self.aborts if number else min(self.aborts, 200)
-        return asyncio.run(self._round(10_000 * number + self.plan.seed, aborts))
+        return run(self._round(10_000 * number + self.plan.seed, aborts))
 
     async def _round(self, first: int, aborts: int) -> Figures:
         phases = {"unborn": 0, "reading": 0, "over": 0}

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from superfluid_head.bench.load import Answer, chat, chat_body
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import prose
 from superfluid_head.bench.rig import RigError
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario
@@ -52,7 +53,7 @@ class Disconnect(Scenario):
             )
 
     def round(self, number: int) -> Figures:
-        return asyncio.run(self._round(number))
+        return run(self._round(number))
 
     async def _round(self, number: int) -> Figures:
         first = 1_000 * number + self.plan.seed

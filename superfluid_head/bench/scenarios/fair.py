@@ -18,6 +18,7 @@ from superfluid_core.errors import SuperfluidError
 from superfluid_core.link.addresses import parse_address
 from superfluid_core.link.keys import load_keys
 from superfluid_core.session import SamplingParams
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import Draws
 from superfluid_head.bench.report import percentile
 from superfluid_head.bench.rig import RigError
@@ -73,7 +74,7 @@ class Fair(Scenario):
 
     def round(self, number: int) -> Figures:
         self.draws = Draws(self.plan.seed + number)
-        return asyncio.run(self._with_fleet(self._round))
+        return run(self._with_fleet(self._round))
 
     async def _with_fleet(self, body: Callable[[Fleet], Awaitable[T]]) -> T:
         fleet_rig = self.stage.fleet

@@ -17,6 +17,7 @@ from contextlib import ExitStack
 import httpx
 
 from superfluid_head.bench.load import Answer, chat, chat_body
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import Draws, prose
 from superfluid_head.bench.rig import Child
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario
@@ -100,7 +101,7 @@ class Fifty(Scenario):
         before_s = cpu_s(fleet.head)
         fleet.rig.sleep(self.idle_s)
         idle = (cpu_s(fleet.head) - before_s) / self.idle_s
-        figures = asyncio.run(self._round(fleet))
+        figures = run(self._round(fleet))
         return {"idle_head_cpu_share": idle, "head_rss_mib": resident_mib(fleet.head), **figures}
 
     async def _round(self, fleet: SmallFleet) -> Figures:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from superfluid_head.bench.load import Answer, chat_body
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import Draws, prose
 from superfluid_head.bench.proxy import HoleProxy
 from superfluid_head.bench.report import percentile
@@ -112,7 +113,7 @@ class Freeze(Scenario):
                 counters = (await fleet_state(client, self.stage))["counters"]
             return float(counters["faults"] + counters["moves"])
 
-        return asyncio.run(read())
+        return run(read())
 
     def round(self, number: int) -> Figures:
         whole: Figures = {"failed": 0, "equal_share": 1.0, "false_deaths": self.false_deaths}
@@ -121,7 +122,7 @@ class Freeze(Scenario):
             *((f"stop {s} s", s) for s in self.stops_s),
             *((h, 5) for h in HOLES),
         ]:
-            answers = asyncio.run(self._broken(label, seconds))
+            answers = run(self._broken(label, seconds))
             equal = self._equal(answers)
             worst = [max(each.gaps_ms(), default=0.0) for each in answers]
             gaps += worst

@@ -21,6 +21,7 @@ from typing import Any
 
 from superfluid_core.limits import FleetLimits
 from superfluid_head.bench.load import Answer
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import Draws
 from superfluid_head.bench.report import median, percentile
 from superfluid_head.bench.rig import RigError
@@ -164,9 +165,9 @@ class Kill(Scenario):
         assert fleet is not None
         victim = f"node-{self.draws.below(self.nodes)}"
         share = (10 + self.draws.below(60)) / 100
-        answers, killed_ms = asyncio.run(self._answers(fleet, victim, share))
+        answers, killed_ms = run(self._answers(fleet, victim, share))
         fleet.node(victim).process.wait(timeout=10)
-        moves = asyncio.run(self._moves(answers))
+        moves = run(self._moves(answers))
         fleet.restart(victim)
         return self.figures(answers, moves, killed_ms)
 

@@ -24,6 +24,7 @@ from typing import Any
 from superfluid_core.clock import SystemClock
 from superfluid_head.bench.bare_app import MODEL
 from superfluid_head.bench.direct import first_tokens_ms
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.peers import start_peers
 from superfluid_head.bench.prose import prose
 from superfluid_head.bench.report import percentile
@@ -118,10 +119,10 @@ class Overhead(Scenario):
     def round(self, number: int) -> Figures:
         figures: Figures = {"failed": 0.0}
         for side in self.sides:
-            figures |= asyncio.run(self._costs(side, figures))
-        figures |= asyncio.run(self._added(figures))
+            figures |= run(self._costs(side, figures))
+        figures |= run(self._added(figures))
         if number:
-            figures |= asyncio.run(self._crowd(figures))
+            figures |= run(self._crowd(figures))
         return figures
 
     async def _costs(self, side: Side, figures: Figures) -> Figures:

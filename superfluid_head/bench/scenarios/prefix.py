@@ -18,6 +18,7 @@ from typing import Any
 
 from superfluid_core.clock import MS, SystemClock
 from superfluid_head.bench.load import Answer, chat, chat_body, closed_loop
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import Draws, prose
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario
 from superfluid_head.bench.scenarios.stage import (
@@ -101,13 +102,13 @@ class Prefix(Scenario):
         first = 10_000 * number + self.plan.seed
         half = self.requests // 2
         bodies = self._bodies(first, self.requests)
-        before = asyncio.run(self._load(self.aware, bodies[:half]))
+        before = run(self._load(self.aware, bodies[:half]))
         self._restart_head()
-        after = asyncio.run(self._load(self.aware, bodies[half:]))
-        other = asyncio.run(self._load(self.least, bodies[:half]))
+        after = run(self._load(self.aware, bodies[half:]))
+        other = run(self._load(self.least, bodies[:half]))
         fresh = self._bodies(first + FRESH, half)
-        saturating = asyncio.run(self._load(self.least, fresh))
-        same = asyncio.run(self._replay(self.aware, fresh, saturating))
+        saturating = run(self._load(self.least, fresh))
+        same = run(self._replay(self.aware, fresh, saturating))
         oracle = self._oracle(before)
         steady = before[half // 2 :]
         return {

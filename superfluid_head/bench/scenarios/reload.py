@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from superfluid_head.bench.load import Answer, chat_body
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import prose
 from superfluid_head.bench.rig import Rig
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario
@@ -85,7 +86,7 @@ class Reload(Scenario):
 
     def round(self, number: int) -> Figures:
         old, new = f"node-{number}", f"node-{number + 2}"
-        answers = asyncio.run(self._round(old, new))
+        answers = run(self._round(old, new))
         pairs = zip(answers, self.unbroken, strict=True)
         return {
             "failed": failures(answers),

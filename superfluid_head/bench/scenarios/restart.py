@@ -5,13 +5,13 @@ Nothing of a conversation lives on the server, so the answer after the restart m
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from contextlib import ExitStack
 from typing import Any
 
 from superfluid_head.bench.load import Answer, chat, chat_body
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import prose
 from superfluid_head.bench.rig import Rig
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario
@@ -51,11 +51,11 @@ class Restart(Scenario):
         stage = self._start()
         messages = conversation(1000 * number + self.plan.seed, self.words)
         body = chat_body(stage.model, "", self.tokens, messages=messages, ignore_eos=True)
-        unbroken, broken = asyncio.run(self._both(stage, body))
+        unbroken, broken = run(self._both(stage, body))
         began_ms = self.rig.now_ms()
         stage = self._start()
         started_ms = self.rig.now_ms() - began_ms
-        again = asyncio.run(self._one(stage, body))
+        again = run(self._one(stage, body))
         self._kill(stage)
         return {
             "prompt_tokens": unbroken.prompt_tokens,

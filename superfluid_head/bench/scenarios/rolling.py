@@ -14,6 +14,7 @@ from contextlib import ExitStack
 import httpx
 
 from superfluid_head.bench.load import Answer, chat
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.report import median, percentile
 from superfluid_head.bench.rig import RigError
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario
@@ -70,7 +71,7 @@ class Rolling(Scenario):
 
     def round(self, number: int) -> Figures:
         del number  # every round asks the same
-        return asyncio.run(self._round())
+        return run(self._round())
 
     async def _round(self) -> Figures:
         fleet = self.stage.fleet

@@ -17,6 +17,7 @@ import httpx
 
 from superfluid_core.clock import MS, Clock, SystemClock
 from superfluid_head.bench.load import Answer, chat, http_client
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.rig import Child, Rig, RigError
 from superfluid_head.bench.scenarios.base import Plan
 from superfluid_head.bench.small_fleet import Shape, SmallFleet, real_flags, wait_linked
@@ -124,11 +125,11 @@ def ask(
 ) -> list[Answer]:
     """Do the same from outside a loop."""
 
-    async def run() -> list[Answer]:
+    async def asked() -> list[Answer]:
         async with client_of(stage, qos, is_invariant=is_invariant) as client:
             return await ask_all(client, stage, bodies)
 
-    return asyncio.run(run())
+    return run(asked())
 
 
 async def stats(client: httpx.AsyncClient, stage: Stage) -> dict[str, Any]:

@@ -7,12 +7,12 @@ into half the window are left out, as agents do.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import ExitStack
 from typing import Any
 
 from superfluid_head.bench.load import Answer, chat, chat_body
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.rig import Rig
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario
 from superfluid_head.bench.scenarios.stage import (
@@ -69,7 +69,7 @@ class ToolSession(Scenario):
         self.stage = Stage(fleet.url, fleet.served, rig=rig, fleet=fleet, head=fleet.head)
 
     def round(self, number: int) -> Figures:
-        return asyncio.run(self._round(number))
+        return run(self._round(number))
 
     async def _round(self, number: int) -> Figures:
         asked: list[dict[str, Any]] = [{"role": "user", "content": f"Look around, part {number}."}]

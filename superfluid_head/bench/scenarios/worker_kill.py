@@ -13,6 +13,7 @@ from contextlib import ExitStack
 
 from superfluid_head.bench.kill_one import run_of
 from superfluid_head.bench.load import Answer, chat, chat_body
+from superfluid_head.bench.loops import run
 from superfluid_head.bench.prose import prose
 from superfluid_head.bench.rig import Child, RigError
 from superfluid_head.bench.scenarios.base import Bar, Figures, Plan, Scenario
@@ -69,7 +70,7 @@ class WorkerKill(Scenario):
         self.pair = own_fleet(stack, self.plan, flags, 2, shape)
 
     def round(self, number: int) -> Figures:
-        return {**asyncio.run(self._on_one_box(number)), **self._on_two(number)}
+        return {**run(self._on_one_box(number)), **self._on_two(number)}
 
     def _body(self, stage: Stage, number: int) -> dict[str, object]:
         text = "Tell a story. " + prose(number, 30)
