@@ -29,6 +29,7 @@ async def _undisturbed(work: Coroutine[Any, Any, T]) -> T:
     collector = Collector(lambda: False)
     collector.begin()
     collecting = asyncio.get_running_loop().create_task(collector.run())
+    await asyncio.sleep(0)  # one that never began would put nothing back
     try:
         return await work
     finally:

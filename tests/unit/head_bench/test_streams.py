@@ -516,6 +516,7 @@ def test_counted_answers_have_a_connection_each() -> None:
     for outcome in outcomes(answering(chunked(*GOOD)), 5):
         assert outcome.is_whole
         assert outcome.chunks == 3
+        assert outcome.first_ms is not None
         assert outcome.first_ms > 0
 
 
