@@ -121,10 +121,10 @@ class ServedContender(Contender):
         wanted = 1 if is_prefill else tokens
         url = f"{self._fleet.url}/v1/completions"
         requests = [post_of(url, self._body(ids, wanted)) for ids in prompts]
-        streams = Streams(STREAMS_MAX)
+        client = Streams(STREAMS_MAX)
         began_ns = self._clock.now_ns()
-        async with aclosing(streams), asyncio.TaskGroup() as tasks:
-            jobs = [tasks.create_task(streams.ask(url, each, self._clock)) for each in requests]
+        async with aclosing(client), asyncio.TaskGroup() as tasks:
+            jobs = [tasks.create_task(client.ask(url, each, self._clock)) for each in requests]
         found = [stream_of(job.result(), wanted) for job in jobs]
         if is_prefill:
             return tokens * SECOND / (found[0].at_ns[0] - began_ns)
