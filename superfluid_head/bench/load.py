@@ -1,27 +1,33 @@
 """A streaming client of any OpenAI-compatible server, with a time stamp per chunk.
 
-Owns one chat over httpx and a closed loop of many of them. It judges nothing: it returns what came and when. A reply that ends
+Owns one chat and a closed loop of many of them. It judges nothing: it returns what came and when. A reply that ends
 without `[DONE]`, with an error event or with another status than 200 is an Answer whose `error` says so: refused
-requests count as failures everywhere in the bench.
+requests count as failures everywhere in the bench. Chats go over `Streams`, which stamps bytes when they come; what they say is read
+when the answer has ended, unless somebody watches it (`OnChunk`). Over TLS, and for clients of others, httpx carries them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import TracebackType
 from typing import Any
 
 import httpx
 import orjson
 
 from superfluid_core.clock import MS, Clock
+from superfluid_head.bench.exchange import Heard
 from superfluid_head.bench.pools import Pools
+from superfluid_head.bench.streams import Events, Streams, is_plain, post_of
 
 OnChunk = Callable[["Answer"], None]
 REQUEST_SECONDS = 600.0
 ERROR_CHARS_MAX = 300
+PIECES_AT_ONCE = 16
+"""How much of an ended answer is read before the event loop may stamp what came of others meanwhile: about a tenth of a millisecond."""
 
 
 @dataclass(slots=True)
@@ -110,13 +116,36 @@ def chat_body(model: str, prompt: str, max_tokens: int, **members: Any) -> dict[
     }
 
 
-def http_client(connections: int = 1024, api_key: str | None = None) -> httpx.AsyncClient:
+class Client(httpx.AsyncClient):
+    """httpx for what is asked now and then, with connections of our own for streamed chats."""
+
+    def __init__(self, connections: int, headers: dict[str, str]) -> None:
+        super().__init__(
+            headers=headers,
+            transport=Pools(connections),
+            timeout=httpx.Timeout(REQUEST_SECONDS, connect=10.0),
+            trust_env=False,
+        )
+        self.streams = Streams(connections)
+        self.reading = asyncio.Lock()  # answers that end together are read one by one
+
+    async def aclose(self) -> None:
+        await self.streams.aclose()
+        await super().aclose()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self.streams.aclose()
+        await super().__aexit__(exc_type, exc_value, traceback)
+
+
+def http_client(connections: int = 1024, api_key: str | None = None) -> Client:
     """Make a client for a server that the caller named; proxies of the environment are not for loopback."""
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    timeout = httpx.Timeout(REQUEST_SECONDS, connect=10.0)
-    return httpx.AsyncClient(
-        headers=headers, transport=Pools(connections), timeout=timeout, trust_env=False
-    )
+    return Client(connections, {"authorization": f"Bearer {api_key}"} if api_key else {})
 
 
 def _take(answer: Answer, event: dict[str, Any], now_ms: float) -> bool:
@@ -148,27 +177,84 @@ def _take(answer: Answer, event: dict[str, Any], now_ms: float) -> bool:
     return brought
 
 
-async def _read(
-    response: httpx.Response, answer: Answer, clock: Clock, on_chunk: OnChunk | None
+class _Reader:
+    """Folds the events of a body into `answer`, as far as the body has come."""
+
+    def __init__(self, answer: Answer, on_chunk: OnChunk | None) -> None:
+        self.answer, self._on_chunk = answer, on_chunk
+        self._events = Events()
+        self.pieces = 0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether somebody watches the answer while it comes."""
+        return self._on_chunk is not None
+
+    def take(self, now_ns: int, piece: bytes) -> None:
+        self.pieces += 1
+        self._fold(now_ns, self._events.cut(piece))
+
+    def end(self, now_ns: int) -> None:
+        """Take a last line without an end too."""
+        self._fold(now_ns, self._events.rest())
+
+    def _fold(self, now_ns: int, events: list[bytes]) -> None:
+        answer = self.answer
+        for data in events:
+            if data == b"[DONE]":
+                answer.endings.append("done")
+                answer.is_done = True
+            elif _take(answer, orjson.loads(data), now_ns / MS) and self._on_chunk is not None:
+                self._on_chunk(answer)
+
+
+def _refuse(answer: Answer, status: int, body: bytes) -> None:
+    answer.endings.append("refused")
+    answer.error = f"{status}: {body.decode('utf-8', 'replace')[:ERROR_CHARS_MAX]}"
+
+
+async def _by_httpx(
+    client: httpx.AsyncClient, url: str, body: dict[str, Any], clock: Clock, reader: _Reader
 ) -> None:
-    async for data in _events(response):
-        if data == b"[DONE]":
-            answer.endings.append("done")
-            answer.is_done = True
-        elif _take(answer, orjson.loads(data), clock.now_ns() / MS) and on_chunk is not None:
-            on_chunk(answer)
+    answer = reader.answer
+    async with client.stream("POST", url, json=body) as response:
+        answer.request_id = response.headers.get("x-request-id")
+        if response.status_code != httpx.codes.OK:
+            _refuse(answer, response.status_code, await response.aread())
+            return
+        async for piece in response.aiter_bytes():
+            reader.take(clock.now_ns(), piece)
+        reader.end(clock.now_ns())
 
 
-async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Give what stands behind each `data:`. Bytes are cut here: httpx' own lines cost a client of a hundred streams half a core."""
-    kept = b""
-    async for piece in response.aiter_bytes():
-        *lines, kept = (kept + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()
-    if kept.startswith(b"data:"):
-        yield kept[5:].strip()
+async def _by_streams(
+    client: Client, url: str, body: dict[str, Any], clock: Clock, reader: _Reader
+) -> None:
+    """Hear it and then read it, or read it as it comes. Raises the error that ended it, when all before is read."""
+    answer = reader.answer
+
+    def read(heard: Heard) -> None:
+        answer.request_id = heard.headers.get("x-request-id")
+        if heard.status == httpx.codes.OK:
+            for now_ns, piece in heard.pieces[reader.pieces :]:
+                reader.take(now_ns, piece)
+
+    request = post_of(url, body, client.headers.raw)
+    heard = await client.streams.ask(url, request, clock, read if reader.is_live else None)
+    answer.request_id = heard.headers.get("x-request-id")
+    answer.ended_ms = heard.ended_ns / MS
+    if heard.status == httpx.codes.OK:
+        async with client.reading:
+            while reader.pieces < len(heard.pieces):
+                for now_ns, piece in heard.pieces[reader.pieces : reader.pieces + PIECES_AT_ONCE]:
+                    reader.take(now_ns, piece)
+                await asyncio.sleep(0)
+    if heard.failure is not None:
+        raise heard.failure
+    if heard.status == httpx.codes.OK:
+        reader.end(heard.ended_ns)
+    else:
+        _refuse(answer, heard.status, heard.body)
 
 
 async def chat(
@@ -180,18 +266,16 @@ async def chat(
 ) -> Answer:
     """One streamed chat. `on_chunk` is called after every piece of text; it must not block."""
     answer = Answer(started_ms=clock.now_ns() / MS)
+    reader = _Reader(answer, on_chunk)
+    url = f"{url}/v1/chat/completions"
     try:
-        async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
-            answer.request_id = response.headers.get("x-request-id")
-            if response.status_code == httpx.codes.OK:
-                await _read(response, answer, clock, on_chunk)
-            else:
-                text = (await response.aread()).decode("utf-8", "replace")
-                answer.endings.append("refused")
-                answer.error = f"{response.status_code}: {text[:ERROR_CHARS_MAX]}"
+        if isinstance(client, Client) and is_plain(url):
+            await _by_streams(client, url, body, clock, reader)
+        else:
+            await _by_httpx(client, url, body, clock, reader)
     except httpx.HTTPError as error:
         answer.error = f"{type(error).__name__}: {error}"[:ERROR_CHARS_MAX]
-    answer.ended_ms = clock.now_ns() / MS
+    answer.ended_ms = answer.ended_ms or clock.now_ns() / MS
     if answer.error is None and not answer.is_done:
         answer.error = "the stream ended without [DONE]"
     return answer

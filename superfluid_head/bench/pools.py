@@ -1,4 +1,4 @@
-"""Many connections of one client, in several small pools.
+"""Many connections of one client of httpx, in several small pools: for what is not a streamed chat, and for chats over TLS.
 
 A pool of httpx looks at every one of its connections whenever a request begins or ends: two hundred streams that end together
 took the client the better part of a second, in which it read nothing, and the pause looked like the server's. Here a request goes to
@@ -10,10 +10,17 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import cache
 
 import httpx
 
 POOL_SIZE = 16
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Read the certificates of the system once: a client that is made beside running streams would stop them for that long."""
+    return ssl.create_default_context()
 
 
 @dataclass(slots=True)
@@ -47,7 +54,7 @@ class Pools(httpx.AsyncBaseTransport):
 
     def __init__(self, connections: int) -> None:
         limits = httpx.Limits(max_connections=POOL_SIZE, max_keepalive_connections=POOL_SIZE)
-        trusted = ssl.create_default_context()
+        trusted = _trusted()
         self._pools = [
             _Pool(httpx.AsyncHTTPTransport(verify=trusted, limits=limits, trust_env=False))
             for _ in range(max(1, -(-connections // POOL_SIZE)))

@@ -11,7 +11,7 @@ import asyncio
 import json
 import random
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,11 +30,12 @@ from superfluid_head.bench.compare import (
     contenders,
     one_round,
 )
-from superfluid_head.bench.load import http_client
+from superfluid_head.bench.exchange import Heard
 from superfluid_head.bench.loops import run
 from superfluid_head.bench.report import median, table
 from superfluid_head.bench.rig import Rig, RigError
 from superfluid_head.bench.small_fleet import SmallFleet
+from superfluid_head.bench.streams import Events, Streams, post_of
 
 Say = Callable[[str], None]
 SERVED = "served"
@@ -117,41 +118,49 @@ class ServedContender(Contender):
         low, high = self._vocabulary // 8, self._vocabulary - 8
         length = tokens if is_prefill else DECODE_PROMPT_TOKENS
         prompts = [[source.randrange(low, high) for _ in range(length)] for _ in range(streams)]
+        wanted = 1 if is_prefill else tokens
+        url = f"{self._fleet.url}/v1/completions"
+        requests = [post_of(url, self._body(ids, wanted)) for ids in prompts]
+        client = Streams(STREAMS_MAX)
         began_ns = self._clock.now_ns()
-        async with http_client(STREAMS_MAX) as client, asyncio.TaskGroup() as tasks:
-            jobs = [
-                tasks.create_task(self._stream(client, ids, 1 if is_prefill else tokens))
-                for ids in prompts
-            ]
-        found = [job.result() for job in jobs]
+        async with aclosing(client), asyncio.TaskGroup() as tasks:
+            jobs = [tasks.create_task(client.ask(url, each, self._clock)) for each in requests]
+        found = [stream_of(job.result(), wanted) for job in jobs]
         if is_prefill:
             return tokens * SECOND / (found[0].at_ns[0] - began_ns)
         return decode_rate(found)
 
-    async def _stream(self, client: httpx.AsyncClient, prompt: list[int], tokens: int) -> Stream:
-        body = {
+    def _body(self, prompt: list[int], tokens: int) -> dict[str, Any]:
+        return {
             "model": self._fleet.served, "prompt": prompt, "max_tokens": tokens, "temperature": 0,
             "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
-        stream = Stream([])
-        async with client.stream("POST", f"{self._fleet.url}/v1/completions", json=body) as reply:
-            if reply.status_code != httpx.codes.OK:
-                raise ContenderError(f"{reply.status_code}: {(await reply.aread())[:200]!r}")
-            async for line in reply.aiter_lines():
-                if line.startswith("data: {"):
-                    self._take(stream, json.loads(line[5:]))
-        if stream.tokens != tokens:
-            raise ContenderError(f"a stream of {stream.tokens} tokens, not {tokens}")
-        return stream
 
-    def _take(self, stream: Stream, event: dict[str, Any]) -> None:
-        if event.get("error"):
-            raise ContenderError(str(event["error"]))
-        choices = event.get("choices") or ()
-        if any(choice.get("text") or choice.get("finish_reason") for choice in choices):
-            stream.at_ns.append(self._clock.now_ns())
-        if event.get("usage"):
-            stream.tokens = event["usage"]["completion_tokens"]
+
+def stream_of(heard: Heard, tokens: int) -> Stream:
+    """Read what came: `tokens` of them, else it raises ContenderError, or what httpx raises."""
+    if heard.failure is not None:
+        raise heard.failure
+    if heard.status != httpx.codes.OK:
+        raise ContenderError(f"{heard.status}: {heard.body[:200]!r}")
+    stream, events = Stream([]), Events()
+    for at_ns, piece in heard.pieces:
+        for event in events.cut(piece):
+            if event != b"[DONE]":
+                _take(stream, json.loads(event), at_ns)
+    if stream.tokens != tokens:
+        raise ContenderError(f"a stream of {stream.tokens} tokens, not {tokens}")
+    return stream
+
+
+def _take(stream: Stream, event: dict[str, Any], at_ns: int) -> None:
+    if event.get("error"):
+        raise ContenderError(str(event["error"]))
+    choices = event.get("choices") or ()
+    if any(choice.get("text") or choice.get("finish_reason") for choice in choices):
+        stream.at_ns.append(at_ns)
+    if event.get("usage"):
+        stream.tokens = event["usage"]["completion_tokens"]
 
 
 def judged(figures: Figures, prefill: int) -> tuple[str, bool]:

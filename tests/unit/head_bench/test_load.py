@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator
 
 import httpx
 
@@ -40,8 +41,15 @@ USAGE = 'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens"
 GOOD = event("Hel") + ": ping\n\n" + event("lo") + event(finish="stop") + USAGE + "data: [DONE]\n\n"
 
 
+async def in_pieces(body: str) -> AsyncIterator[bytes]:
+    head, *events = body.split("data:")
+    for piece in (head, *(f"data:{each}" for each in events)):
+        if piece:
+            yield piece.encode()
+
+
 def ask(body: str, status: int = 200) -> Answer:
-    transport = httpx.MockTransport(lambda _: httpx.Response(status, text=body))
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, content=in_pieces(body)))
 
     async def run() -> Answer:
         async with httpx.AsyncClient(transport=transport) as client:

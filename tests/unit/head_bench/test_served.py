@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
+import httpx
 import pytest
 
 from superfluid_core.modelfiles.resolve import resolve
-from superfluid_head.bench.compare import CompareBench
-from superfluid_head.bench.served import Stream, decode_rate, judged
+from superfluid_head.bench.compare import CompareBench, ContenderError
+from superfluid_head.bench.exchange import Heard
+from superfluid_head.bench.served import Stream, decode_rate, judged, stream_of
 
 SECOND_NS = 1_000_000_000
 
@@ -18,6 +21,29 @@ def test_decode_counts_what_came_after_all_streams_had_begun() -> None:
     late = Stream([SECOND_NS * at for at in (2, 4, 6, 8)], tokens=8)  # two tokens a piece
     # from second 2 to second 10: eight of the one, six of the other
     assert decode_rate([quick, late]) == pytest.approx(14 / 8)
+
+
+def event(**members: object) -> bytes:
+    return b"data: " + json.dumps(members).encode() + b"\n\n"
+
+
+def test_a_stream_has_the_times_at_which_its_pieces_came() -> None:
+    first, last = event(choices=[{"text": "a"}]), event(choices=[{"text": "", "finish_reason": "length"}])  # fmt: skip
+    usage = event(choices=[], usage={"completion_tokens": 2})
+    pieces = [(5, first[:7]), (9, first[7:]), (12, last + usage + b"data: [DONE]\n\n")]
+    stream = stream_of(Heard(200, pieces=pieces), 2)
+    assert stream.at_ns == [9, 12]
+    with pytest.raises(ContenderError, match="2 tokens, not 3"):
+        stream_of(Heard(200, pieces=pieces), 3)
+
+
+def test_a_stream_that_fails_gives_no_figure() -> None:
+    with pytest.raises(ContenderError, match="full"):
+        stream_of(Heard(503, pieces=[(1, b"full")]), 1)
+    with pytest.raises(ContenderError, match="lost"):
+        stream_of(Heard(200, pieces=[(1, event(error="lost"))]), 1)
+    with pytest.raises(httpx.ReadError):
+        stream_of(Heard(200, failure=httpx.ReadError("")), 1)
 
 
 def test_bars_are_ratios_of_medians_and_what_is_missing_is_said() -> None:
