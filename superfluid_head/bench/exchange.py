@@ -72,10 +72,6 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    @property
-    def has_heard_nothing(self) -> bool:
-        return self._room == ANSWER_BYTES_MAX
-
     async def exchange(
         self,
         request: bytes,

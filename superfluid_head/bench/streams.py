@@ -24,8 +24,6 @@ COUNTED = Deadlines(total_s=300.0)
 PATH = "/v1/chat/completions"
 IDLE_S = 4.0
 """A connection that rested longer is not used again: servers close theirs after five seconds or more."""
-RACE_NS = 100 * MS
-"""A used connection that is lost so soon after a request, without a byte of an answer, was closed before the request came."""
 ERROR_CHARS_MAX = 600
 OWN_HEADERS = frozenset((b"host", b"connection", b"content-length", b"content-type", b"accept-encoding"))  # fmt: skip
 _TEXT = re.compile(rb'"content": ?"[^"]')
@@ -86,10 +84,7 @@ class Streams:
     async def ask(
         self, url: str, request: bytes, clock: Clock, on_pieces: OnPieces | None = None
     ) -> Heard:
-        """Send `request` and hear the answer to its end. Cancelling drops the connection, so that the server sees it.
-
-        A request is sent a second time only where the server closed a resting connection while it was on its way.
-        """
+        """Send `request`, once, and hear the answer to its end. Cancelling drops the connection, so that the server sees it."""
         heard = Heard()
         try:
             async with asyncio.timeout(self._deadlines.silent_s):
@@ -109,14 +104,8 @@ class Streams:
     async def _ask(
         self, place: Place, request: bytes, heard: Heard, clock: Clock, on_pieces: OnPieces | None
     ) -> None:
-        used = self._rested(place)
-        connection = used or await self._connect(place)
+        connection = self._rested(place) or await self._connect(place)
         await connection.exchange(request, heard, clock, self._deadlines, on_pieces)
-        is_stale = used is not None and heard.failure is not None and used.has_heard_nothing
-        if is_stale and heard.ended_ns - heard.sent_ns < RACE_NS:
-            heard.failure = None
-            connection = await self._connect(place)
-            await connection.exchange(request, heard, clock, self._deadlines, on_pieces)
         if connection.is_open:
             self._keep(place, connection)
 
