@@ -149,12 +149,19 @@ class HeadProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def _write(cycle: RequestResponseCycle, data: bytes) -> None:
-    """Write a piece of a body as uvicorn would, without its checks: who asks has begun the reply and not ended it."""
+def _write(cycle: RequestResponseCycle, data: bytes, *, may_wait: bool = False) -> None:
+    """Write a piece of a body as uvicorn would, without its checks: who asks has begun the reply and not ended it.
+
+    One that `may_wait` leaves with what else is written in this turn of the loop.
+    """
     if cycle.disconnected or cycle.response_complete:
         return
     gathering = cast("Gathering", cycle.transport)
-    gathering.write_now(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
+    framed = b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data
+    if may_wait:
+        gathering.write(framed)
+    else:
+        gathering.write_now(framed)
 
 
 def _has_arrived(cycle: RequestResponseCycle) -> bool:

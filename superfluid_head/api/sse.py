@@ -51,6 +51,12 @@ class Flow(Protocol):
     write_paused: bool
 
 
+class Write(Protocol):
+    """Writes a piece of a body: at once, or with what else is written in this turn of the loop."""
+
+    def __call__(self, data: bytes, *, may_wait: bool = False) -> None: ...
+
+
 class Presence(Protocol):
     """Whether whoever asks is still there, and who is told when that ends."""
 
@@ -160,7 +166,7 @@ class EventStream:
         self._slow_s = limits.slow_client_ms / 1000
         self._silence_s = limits.silence_ms / 1000
         self._flow: Flow = scope.get(FLOW, _Unknown())
-        self._write: Callable[[bytes], None] | None = scope.get(WRITE)
+        self._write: Write | None = scope.get(WRITE)
         self._line = asyncio.Lock()
         self._is_free = False
         self._loop = asyncio.get_running_loop()
@@ -169,6 +175,9 @@ class EventStream:
     async def put(self, data: bytes) -> None:
         """Send one or more whole events. Raises SlowClientError."""
         self._put_s = self._loop.time()
+        if self._write is not None and self.is_ready():
+            self._write(data, may_wait=True)
+            return
         await self._pass_on({"type": "http.response.body", "body": data, "more_body": True})
 
     def is_ready(self) -> bool:
