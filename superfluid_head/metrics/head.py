@@ -13,17 +13,16 @@ from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
     disable_created_metrics,
     generate_latest,
 )
 
-from superfluid_core.families import Histograms, Read
+from superfluid_core.families import Counts, Histograms, Read
 from superfluid_core.histogram import Histogram
 from superfluid_core.session import QosClass
 from superfluid_head.fleet.causes import CAUSES, NEW, cause_of
-from superfluid_head.metrics.labels import OTHERS, TENANTS_MAX, Bounded, Children
+from superfluid_head.metrics.labels import OTHERS, TENANTS_MAX, Bounded
 from superfluid_head.metrics.nodes import NodeFigures, Nodes
 from superfluid_head.metrics.rows import OwnRows
 from superfluid_head.vitals import Vitals
@@ -42,10 +41,11 @@ class _Tenants:
         self.label = Bounded(TENANTS_MAX, OTHERS)
         text = "Answered requests of callers that were let in, by the names of their keys."
         name = "superfluid_head_tenant"
-        requests = Counter(f"{name}_requests", text, ["tenant", "status"], registry=registry)
+        self.requests = Counts(f"{name}_requests", text, ["tenant", "status"])
         text = "Tokens by tenant: prompt, cached, completion."
-        tokens = Counter(f"{name}_tokens", text, ["tenant", "kind"], registry=registry)
-        self.requests, self.tokens = Children(requests), Children(tokens)
+        self.tokens = Counts(f"{name}_tokens", text, ["tenant", "kind"])
+        registry.register(self.requests)
+        registry.register(self.tokens)
 
 
 class _Durations:
@@ -85,8 +85,10 @@ class _Counts:
     """The counters that are raised where the thing happens."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def made(name: str, text: str, *labels: str) -> Children:
-            return Children(Counter(f"superfluid_head_{name}", text, labels, registry=registry))
+        def made(name: str, text: str, *labels: str) -> Counts:
+            found = Counts(f"superfluid_head_{name}", text, labels)
+            registry.register(found)
+            return found
 
         self.requests = made("requests", "Answered requests.", "route", "status")
         self.generations = made("generations", "Ended choices.", "model", "class", "finish")
@@ -94,7 +96,7 @@ class _Counts:
         self.moves = made("moves", "Sessions moved to another node.", "cause")
         for cause in CAUSES:  # a rate of what never happened is 0, not unknown
             if cause != NEW:
-                self.moves[(cause,)].inc(0)
+                self.moves.add(cause, count=0)
         self.placements = made(
             "placements",
             "Sessions placed, by node, by the policy that chose it and by why it was asked: new, or what ended the last placement.",
@@ -183,7 +185,7 @@ class HeadMetrics:
                 made.itl.of(*key),
                 made.e2e.of(*key),
                 made.detokenize.of(),
-                lambda finish: self.counts.generations[(*key, finish)].inc(),
+                lambda finish: self.counts.generations.add(*key, finish),
             )
         return Meter(found)
 
@@ -191,27 +193,27 @@ class HeadMetrics:
 
     def request_done(self, route: str, status: int, elapsed_s: float) -> None:
         name = self._route(route)
-        self.counts.requests[name, str(status or 499)].inc()
+        self.counts.requests.add(name, str(status or 499))
         self.durations.request.of(name).observe(elapsed_s)
 
     def tenant_done(self, tenant: str, status: int) -> None:
         """Count a request of somebody who was let in."""
-        self._tenants.requests[self._tenants.label(tenant), str(status or 499)].inc()
+        self._tenants.requests.add(self._tenants.label(tenant), str(status or 499))
 
     def tokens(self, whose: tuple[str, str], *, prompt: int, cached: int, completion: int) -> None:
         """Count tokens of a model and a tenant."""
         name, tenant = self.model(whose[0]), self._tenants.label(whose[1])
         for kind, count in (("prompt", prompt), ("cached", cached), ("completion", completion)):
-            self._tenants.tokens[tenant, kind].inc(count)
-            self.counts.tokens[name, kind].inc(count)
+            self._tenants.tokens.add(tenant, kind, count=count)
+            self.counts.tokens.add(name, kind, count=count)
 
     def moved(self, reason: str) -> None:
-        self.counts.moves[(cause_of(reason),)].inc()
+        self.counts.moves.add(cause_of(reason))
 
     # --- the fleet's observer -----------------------------------------------------------------------
 
     def placed(self, node: str, policy: str, reason: str) -> None:
-        self.counts.placements[self._node(node), policy, cause_of(reason)].inc()
+        self.counts.placements.add(self._node(node), policy, cause_of(reason))
 
     def first_token(self, queue_s: float, prefill_s: float, network_s: float) -> None:
         """Take what one wait for a first token was made of."""

@@ -1,11 +1,9 @@
 """Label values that cannot grow without end: the first so many of a kind keep their names, all later ones share one.
 
-Whatever a client, a key file, a node or a head's own route table brings may become a label value only through here.
+Whatever a client, a key file, a node or a head's own route table brings may become a label value only through here. Pure.
 """
 
 from __future__ import annotations
-
-from prometheus_client import Counter
 
 LABEL_VALUES_MAX = 128
 """Routes, models, nodes: so many of each keep their names."""
@@ -30,15 +28,3 @@ class Bounded:
             return self._rest
         self._known.add(value)
         return value
-
-
-class Children(dict[tuple[str, ...], Counter]):
-    """The counters of a family by label values. The library is asked for each once: it takes a lock and checks all values to find one."""
-
-    def __init__(self, family: Counter) -> None:
-        super().__init__()
-        self._family = family
-
-    def __missing__(self, values: tuple[str, ...]) -> Counter:
-        found = self[values] = self._family.labels(*values)
-        return found

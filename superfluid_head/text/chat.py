@@ -253,8 +253,6 @@ class ModelText:
         self.files = text.files
         self.tokenizer = text.tokenizer()
         self.template = text.template()
-        if self.template is not None:
-            self.tokenizer.keep(self.template.own_pieces(self.tokenizer))
         self.dialect = (dialects or DialectChoice()).resolve(_sources(self.template))
         self.fingerprint = text.fingerprint()
         self.window = text.config.window
