@@ -30,10 +30,9 @@ def epoch_offset_ns(clock: Clock) -> int:
 
 
 class SystemClock:
-    """The machine's clocks."""
+    """The machine's clocks. The first is read dozens of times a request: it is the system's own call."""
 
-    def now_ns(self) -> int:
-        return time.monotonic_ns()
+    now_ns = staticmethod(time.monotonic_ns)
 
     def boot_ns(self) -> int:
         boottime = getattr(time, "CLOCK_BOOTTIME", None)

@@ -1,6 +1,6 @@
 """Families of metrics that prometheus_client has no cheap or no fitting object for: they are read when somebody scrapes.
 
-`Histograms` holds plain histograms by label values, so that observing costs no lock and no look-up; `Read` yields whatever a
+`Histograms` holds plain histograms by label values, and `Counts` plain numbers, so that observing costs no lock and no look-up; `Read` yields whatever a
 function returns at that moment. Head and node name their metrics with these; nothing here names one, and whoever observes bounds
 the label values.
 """
@@ -50,6 +50,30 @@ class Histograms(Collector):
 
     def _family(self) -> HistogramMetricFamily:
         return HistogramMetricFamily(self._name, self._text, labels=self._labels)
+
+
+class Counts(Collector):
+    """One family of counters by label values, raised by one thread. The caller bounds the label values."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
+        self._name, self._text, self._labels = name, text, tuple(labels)
+        self._rows: dict[tuple[str, ...], float] = {}
+
+    def add(self, *values: str, count: float = 1) -> None:
+        """Raise the counter of these label values; by 0 it is there from now on."""
+        self._rows[values] = self._rows.get(values, 0) + count
+
+    def describe(self) -> Iterable[Metric]:
+        return (self._family(),)
+
+    def collect(self) -> Iterator[Metric]:
+        family = self._family()
+        for values, value in list(self._rows.items()):
+            family.add_metric(values, value)
+        yield family
+
+    def _family(self) -> CounterMetricFamily:
+        return CounterMetricFamily(self._name, self._text, labels=self._labels)
 
 
 class Read(Collector):

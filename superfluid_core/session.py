@@ -23,7 +23,7 @@ class QosClass(IntEnum):
 
     @property
     def label(self) -> str:
-        return self.name.lower()
+        return _LABELS[self]
 
     @staticmethod
     def parse(text: str) -> QosClass:
@@ -34,6 +34,8 @@ class QosClass(IntEnum):
             raise ValueError(f"unknown class {text[:40]!r}; known: {known}")
         return found
 
+
+_LABELS = tuple(qos.name.lower() for qos in QosClass)
 
 QOS_ALIASES: dict[str, QosClass] = {
     "interactive": QosClass.INTERACTIVE,

@@ -6,13 +6,12 @@ do not exist.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from superfluid_core.errors import SuperfluidError
@@ -22,6 +21,7 @@ from superfluid_head.api.anthropic.endpoint import MessagesEndpoint
 from superfluid_head.api.body import ClientGoneError
 from superfluid_head.api.chat import ChatEndpoint
 from superfluid_head.api.completions import CompletionsEndpoint
+from superfluid_head.api.direct import Direct, Handler, Key
 from superfluid_head.api.embeddings import EmbeddingsEndpoint
 from superfluid_head.api.errors import ApiError, from_error, internal, not_found, wrong_verb
 from superfluid_head.api.fleet import FleetEndpoint
@@ -45,7 +45,7 @@ from superfluid_head.dashboard.pages import DashboardEndpoint
 from superfluid_head.workers.place import Place
 from superfluid_head.workers.siblings import Siblings
 
-Handler = Callable[[Request], Awaitable[Response]]
+EXPECTED = (ApiError, SuperfluidError, ClientGoneError, HTTPException)
 READ = ("GET", "HEAD")
 
 
@@ -123,13 +123,13 @@ def build_app(
         openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, title="superfluid"
     )
     app.router.route_class = _PlainRoute
+    known: dict[Key, tuple[Handler, BaseRoute]] = {}
     for verbs, path, handler in routes(head):
         app.add_api_route(path, handler, methods=list(verbs), response_model=None)
-    app.add_exception_handler(ApiError, _on_error)
-    app.add_exception_handler(SuperfluidError, _on_error)
-    app.add_exception_handler(ClientGoneError, _on_error)
-    app.add_exception_handler(HTTPException, _on_error)
-    app.add_exception_handler(Exception, _on_error)
+        if "{" not in path:
+            known |= {(verb, path): (handler, app.routes[-1]) for verb in verbs}
+    for kind in (*EXPECTED, Exception):
+        app.add_exception_handler(kind, _on_error)
     access = head.access
     rules = GateRules(
         head.keys,
@@ -140,7 +140,9 @@ def build_app(
         Origins(access.origins),
         "" if worker is None else str(worker.door(worker.number)),
     )
-    inner = Idempotency(Slots(Turns(app), head.quotas), head.clock, head.limits)
+    inner = Idempotency(
+        Slots(Turns(Direct(app, known, EXPECTED, _on_error)), head.quotas), head.clock, head.limits
+    )
     answers = inner if worker is None else Siblings(inner, worker, head.limits)
     return Gate(answers, rules, head.metrics, head.clock, head.tracer)
 

@@ -17,7 +17,7 @@ from superfluid_core.link.link import Link, LinkClosedError
 from superfluid_core.logs import log
 from superfluid_core.session import QosClass, SessionKey
 from superfluid_core.tracing.context import TraceContext
-from superfluid_core.wire.messages import Message
+from superfluid_core.wire.messages import Message, Opened
 from superfluid_core.wire.notes import Trace
 from superfluid_noded.sessions import Placement, SessionTable
 
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 OPENS_PER_SECOND = 200
 OPENS_BURST = 400
 ASKS_MAX = 16
+HELD_S = 0.002
+"""How long what nobody waits for may wait for company: a frame alone is a system call here and a turn of the loop there."""
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ class Rate:
 class Head:
     """One link to a head. `asks` are long answers that still have to leave, piece by piece. `wants_timing`: it knows TIMING.
 
-    `trace` is the last TRACE, for the OPEN that follows it.
+    `trace` is the last TRACE, for the OPEN that follows it. `held` leaves with the next frames: at most one for each live session.
     """
 
     link: Link
@@ -61,6 +63,7 @@ class Head:
     has_asks: asyncio.Event = field(default_factory=asyncio.Event)
     wants_timing: bool = False
     trace: Trace | None = None
+    held: list[Opened] = field(default_factory=list)
 
     def ask(self, answer: Iterable[Message]) -> None:
         """Queue a long answer. Raises RemoteProtocolError when the head asks faster than it reads."""
@@ -133,7 +136,9 @@ class Roster:
         self.table.close(live.placement)
         self.on_over(live, outcome)
         if purge:
-            live.head.link.purge(live.number, live.epoch)
+            head, own = live.head, (live.number, live.epoch)
+            head.held = [each for each in head.held if (each.session, each.epoch) != own]
+            head.link.purge(*own)
         return True
 
     def send(self, head: Head, messages: Iterable[Message]) -> None:
@@ -141,6 +146,8 @@ class Roster:
 
         A message that the protocol refuses is a bug of ours: it costs that link, never the other heads.
         """
+        if head.held:
+            messages, head.held = (*head.held, *messages), []
         try:
             head.link.send_all(messages)
         except LinkClosedError:
@@ -148,3 +155,13 @@ class Roster:
         except LocalProtocolError as error:
             log(logger, "error", "a message cannot be sent", head=head.name, cause=error.message)
             head.link.abort("internal error")
+
+    def hold(self, head: Head, messages: Iterable[Opened]) -> None:
+        """Let frames wait for the next ones of their head, but not for long: a short step's tokens carry them along."""
+        if not head.held:
+            asyncio.get_running_loop().call_later(HELD_S, self._let_go, head)
+        head.held += messages
+
+    def _let_go(self, head: Head) -> None:
+        if head.held:
+            self.send(head, ())

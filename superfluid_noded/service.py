@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from superfluid_core.clock import Clock
@@ -80,6 +81,7 @@ class Service:
 
     async def _read(self, head: Head) -> str:
         """Pass on messages until the link ends; returns why it did."""
+        head.link.offer(partial(self._is_taken, head))
         while True:
             try:
                 message = await head.link.receive()
@@ -91,6 +93,11 @@ class Service:
                 self._agent.roster.send(head, (LinkError(breach.code, breach.message),))
                 await head.link.close(breach.message)
                 return breach.message
+
+    def _is_taken(self, head: Head, message: Message) -> bool:
+        """Take what comes at once: an OPEN waits for no turn of the loop."""
+        self._take(head, message)
+        return True
 
     def _take(self, head: Head, message: Message) -> None:
         match message:

@@ -79,8 +79,14 @@ class Teller:
     def _send(self, frames: dict[int, Frames]) -> None:
         for number, gathered in frames.items():
             head = self._roster.heads.get(number)
-            if head is not None:
-                self._roster.send(head, gathered.take())
+            if head is None:
+                continue
+            messages = gathered.take()
+            opened = [each for each in messages if isinstance(each, Opened)]
+            if len(opened) == len(messages):  # to be taken is no news that anybody acts on
+                self._roster.hold(head, opened)
+            else:
+                self._roster.send(head, messages)
         for tenant, count in self._completed.items():
             self._observer.tokens(tenant, "completion", count)
         self._completed.clear()

@@ -35,6 +35,7 @@ class Marker:
             special[:length] for special in specials for length in range(1, len(special))
         )
         self._longest = max(map(len, self._beginnings), default=0)
+        self._last = frozenset(beginning[-1] for beginning in self._beginnings)
 
     def touches(self, text: str) -> bool:
         """Whether `text` spells a special token or ends like the beginning of one."""
@@ -54,6 +55,8 @@ class Marker:
         """Where text's end, blanks after it or not, begins like a special token; last first."""
         found: set[int] = set()
         for end in {len(text), len(text.rstrip())}:
+            if text[end - 1 : end] not in self._last:
+                continue
             for length in range(1, min(self._longest, end) + 1):
                 if text[end - length : end] in self._beginnings:
                     found.add(end - length)
@@ -63,6 +66,8 @@ class Marker:
 def unused_characters(texts: Iterable[str], count: int) -> list[str]:
     """Find `count` characters that occur in none of `texts`."""
     seen = list(texts)
+    if all(map(str.isascii, seen)):  # as most are: none of the candidates is ASCII
+        return [chr(candidate) for candidate in _CANDIDATES[:count]]
     free: list[str] = []
     for candidate in _CANDIDATES:
         character = chr(candidate)
@@ -80,9 +85,12 @@ def strings_of(value: object, depth: int = 0) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for key, inner in value.items():
-            yield from strings_of(key, depth + 1)
-            yield from strings_of(inner, depth + 1)
+        for pair in value.items():
+            for each in pair:
+                if type(each) is str and depth < DEPTH_MAX:  # as most: no generator for each
+                    yield each
+                else:
+                    yield from strings_of(each, depth + 1)
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from strings_of(inner, depth + 1)

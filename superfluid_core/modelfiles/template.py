@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NoReturn
@@ -33,6 +34,11 @@ from superfluid_core.modelfiles.tokenizer import Tokenizer
 
 SOURCE_CHARS_MAX = 1 << 20
 WORDS_MAX = 500
+PROBE = "Qzxvj"
+"""Stands in for what users say: no template says it."""
+PROBES = (("user",), ("system", "user", "assistant", "user"), ("user", "assistant", "user"))
+PROBE_STEPS_MAX = 10_000
+PROBE_CHARS_MAX = 1 << 18
 RESERVED = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
 )
@@ -143,6 +149,19 @@ class ChatTemplate:
             budget=budget,
         )
         return Rendered(_cut(text, end) if continue_final_message else text, mark)
+
+    def own_pieces(self, tokenizer: Tokenizer) -> list[str]:
+        """Find what stands between special tokens in conversations about anything: the template's own words."""
+        found: dict[str, None] = {}
+        for roles in PROBES:
+            messages = [{"role": role, "content": PROBE} for role in roles]
+            with suppress(InvalidRequestError, TemplateTooBusyError):
+                rendered = self.render(messages, budget=Budget(PROBE_STEPS_MAX, PROBE_CHARS_MAX))
+                pieces = [
+                    piece for piece, special in tokenizer.split(rendered.text) if special is None
+                ]
+                found |= dict.fromkeys(piece for piece in pieces if PROBE not in piece)
+        return list(found)
 
     def _run(
         self,

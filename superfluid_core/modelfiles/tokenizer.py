@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,6 +31,8 @@ SPACE = "▁"
 VOCABULARY_MAX = 1 << 22
 SHORT_CHARS = 1_000
 """Texts longer than this, all together, are tokenized without the interpreter lock, which the library only lets go of in batches."""
+KEPT_MAX = 32
+KEPT_CHARS_MAX = 4_096
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -78,6 +80,7 @@ class Tokenizer:
         unknown = getattr(self._inner.model, "unk_token", None)
         self._unknown_id = None if unknown is None else self.token_id(unknown)
         self._later = _without_first_space(self._inner)
+        self._kept: dict[str, list[int]] = {}
         self._bytes: list[bytes | None] = [None] * self.vocabulary
         around = self._inner.encode("", add_special_tokens=True).ids
         own = bool(around) and around[0] == self.bos_id
@@ -127,22 +130,31 @@ class Tokenizer:
         """Encode texts that are cut already; only the pieces without an id are looked into."""
         first: list[str] = []
         later: list[str] = []
+        kept = self._kept
         for pieces in texts:
             for index, (piece, special) in enumerate(pieces):
-                if special is None:
+                if special is None and not (index and piece in kept):
                     (later if index else first).append(piece)
         first_ids = iter(self._ordinary(self._inner, first))
         later_ids = iter(self._ordinary(self._later, later))
         encoded: list[list[int]] = []
         for pieces in texts:
             ids: list[int] = []
-            for index, (_, special) in enumerate(pieces):
-                if special is None:
-                    ids += next(later_ids if index else first_ids)
-                else:
+            for index, (piece, special) in enumerate(pieces):
+                if special is not None:
                     ids.append(special)
+                elif index and piece in kept:
+                    ids += kept[piece]
+                else:
+                    ids += next(later_ids if index else first_ids)
             encoded.append(ids)
         return encoded
+
+    def keep(self, pieces: Iterable[str]) -> None:
+        """Keep the ids of what stands between special tokens again and again: a chat template's own words, never a user's."""
+        texts = [piece for piece in dict.fromkeys(pieces) if len(piece) <= KEPT_CHARS_MAX]
+        texts = texts[:KEPT_MAX]
+        self._kept = dict(zip(texts, self._ordinary(self._later, texts), strict=True))
 
     def spell(self, data: bytes) -> list[int]:
         """Spell arbitrary bytes, one byte token each; bytes without a token raise by name."""

@@ -30,6 +30,8 @@ class Connection:
         self.is_going_away = False
         self._limits = limits
         self._schema = schema(limits)
+        self._expected = EXPECTED[role]
+        self._peer_role = role.other
         self._frames = FrameBuffer()
         self._hello: Hello | None = None
         self._welcome: Welcome | None = None
@@ -124,15 +126,15 @@ class Connection:
 
     def _judge(self, header: Header) -> None:
         """Judge the header alone: who may send it, when, how large."""
-        expected = EXPECTED[self.role].get(self.state)
+        expected = self._expected.get(self.state)
         spec = self._schema.by_number.get(header.type)
         stranger = None if expected is None else name_stranger(header)
         if stranger is not None:
             raise RemoteProtocolError(stranger)
         if expected is not None and (spec is None or spec.shape not in expected):
             raise self._out_of_order(f"frame type {header.type:#04x}")
-        if spec is not None and self.role.other not in spec.senders:
-            raise RemoteProtocolError(f"a {self.role.other} sends no {spec.name}")
+        if spec is not None and self._peer_role not in spec.senders:
+            raise RemoteProtocolError(f"a {self._peer_role} sends no {spec.name}")
         codec.judge_size_as(spec, header, self._limits)
 
     def _out_of_order(self, what: str) -> RemoteProtocolError:

@@ -83,9 +83,9 @@ class Refuse:
     epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Open:
-    """head -> node: run a session from `delivered` on. Limits are absolute counts of output ids.
+    """head -> node: run a session from `delivered` on. Limits are absolute counts of output ids. Nobody changes it: it is not frozen as a `SessionSpec` is not.
 
     `stop_ids` are the request's own; the node adds its end-of-text ids unless `ignore_eos`. The lease counts from
     `lease_stamp_ns`, a stamp that this node sent. `deadline_ms` is a duration from receipt, or None; so is `start_deadline_ms`,

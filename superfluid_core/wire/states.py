@@ -26,6 +26,8 @@ class State(Enum):
     BROKEN = auto()
     CLOSED = auto()
 
+    __hash__ = object.__hash__  # that of Enum is written in Python, and every message asks for it
+
 
 class Kind(Enum):
     """Messages as the table tells them apart."""
@@ -35,6 +37,8 @@ class Kind(Enum):
     REFUSE_LINK = auto()
     ERROR = auto()
     OTHER = auto()
+
+    __hash__ = object.__hash__
 
 
 _KINDS: Mapping[type[Any], Kind] = {

@@ -6,6 +6,7 @@ made from the same `ChoiceEvent`s, so they cannot disagree in text, usage or fin
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,10 +80,6 @@ class _Run(Run):
         doubled = head.is_reasoning_doubled
         id_chars, is_legacy = speech.dialect.id_chars, bool(body.functions)
         self._wording = Wording(body.include_reasoning, doubled, id_chars, is_legacy)
-        self._messages = {choice: MessageBuilder(self._wording) for choice in range(body.n)}
-        self._entries: dict[int, list[Any]] = {choice: [] for choice in range(body.n)}
-        self._ends: dict[int, Ended] = {}
-        self._ids: dict[int, list[int]] = {choice: [] for choice in range(body.n)}
         options = body.stream_options
         self._usage_wanted = options is not None and options.include_usage
         self._usage_always = options is not None and options.continuous_usage_stats
@@ -90,6 +87,7 @@ class _Run(Run):
         has_more = body.logprobs or body.return_token_ids or self._usage_always
         self._is_plain = not has_more
         self._templates: dict[int, TextTemplate] = {}
+        self._foreseen: dict[int, TextTemplate] = {}
 
     def _channels(self) -> list[Channel]:
         keeps = self._body.logprobs
@@ -97,40 +95,44 @@ class _Run(Run):
 
     async def collect(self) -> Response:
         """Answer all at once."""
+        messages = [MessageBuilder(self._wording) for _ in range(self._body.n)]
+        ids: list[list[int]] = [[] for _ in messages]
+        entries: list[list[Any]] = [[] for _ in messages]
+        ends: dict[int, Ended] = {}
 
         async def emit(happened: ChoiceEvent) -> None:
             self.note(happened)
             match happened:
                 case Text():
-                    self._ids[happened.choice] += happened.ids
-                    self._messages[happened.choice].add(happened.delta)
+                    ids[happened.choice] += happened.ids
+                    messages[happened.choice].add(happened.delta)
                     if self._body.logprobs:
-                        self._entries[happened.choice] += self._logprobs(happened)
+                        entries[happened.choice] += self._logprobs(happened)
                 case Ended():
-                    self._ids[happened.choice] += happened.ids
-                    self._ends[happened.choice] = happened
+                    ids[happened.choice] += happened.ids
+                    ends[happened.choice] = happened
                 case Started():
                     pass
 
         await self.follow(self._channels(), emit)
-        content = json.dumps(self._whole(), ensure_ascii=False, allow_nan=False).encode()
+        choices = [
+            {
+                "index": choice,
+                "message": message.message(),
+                "logprobs": {"content": entries[choice], "refusal": None}
+                if self._body.logprobs
+                else None,
+                "finish_reason": self._wording.finish(ends[choice].finish),
+                "stop_reason": ends[choice].stop_reason,
+                **self._token_ids(ids[choice]),
+            }
+            for choice, message in enumerate(messages)
+        ]
+        whole = self._whole(choices)
+        content = json.dumps(whole, ensure_ascii=False, allow_nan=False).encode()
         return Response(content, 200, self.headers(), "application/json")
 
-    def _whole(self) -> dict[str, Any]:
-        choices = []
-        for choice in range(self._body.n):
-            end = self._ends[choice]
-            entries = {"content": self._entries[choice], "refusal": None}
-            choices.append(
-                {
-                    "index": choice,
-                    "message": self._messages[choice].message(),
-                    "logprobs": entries if self._body.logprobs else None,
-                    "finish_reason": self._wording.finish(end.finish),
-                    "stop_reason": end.stop_reason,
-                    **self._token_ids(self._ids[choice]),
-                }
-            )
+    def _whole(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             **self._prompt_ids(),
             "id": self.id,
@@ -165,6 +167,9 @@ class _Run(Run):
                 case Started():
                     pass
 
+        if self._is_plain:
+            # the session is placed before the loop turns, so the node works meanwhile
+            asyncio.get_running_loop().call_soon(self._foresee)
         way = ShortWay(stream, self, self._told, self._templates)
         await self.follow(self._channels(), emit, way)
         if self._usage_wanted:
@@ -177,15 +182,22 @@ class _Run(Run):
         if self._is_plain and delta.text and delta.call is None and not delta.reasoning:
             template = self._templates.get(happened.choice)
             if template is None:
-                choice = happened.choice
-                template = TextTemplate(lambda text: self._chunk(choice, {"content": text}))
-                self._templates[choice] = template
+                template = self._templates[happened.choice] = self._template(happened.choice)
             return template.event(delta.text)
         extra: dict[str, Any] = self._token_ids(happened.ids)
         if self._body.logprobs:
             extra["logprobs"] = {"content": self._logprobs(happened), "refusal": None}
         members = self._wording.delta(delta)
         return self._chunk(happened.choice, members, extra) if members or extra else b""
+
+    def _template(self, choice: int) -> TextTemplate:
+        found = self._foreseen.pop(choice, None)
+        return found or TextTemplate(lambda text: self._chunk(choice, {"content": text}))
+
+    def _foresee(self) -> None:
+        """Make what the first text of a lone choice will need."""
+        if self._body.n == 1 and not self._templates:
+            self._foreseen[0] = self._template(0)
 
     def _envelope(self) -> dict[str, Any]:
         return {

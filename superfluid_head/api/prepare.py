@@ -62,11 +62,9 @@ async def prepare_chat(head: Head, body: ChatRequest, caller: Caller) -> tuple[P
     sampling = sampling_params(body, secrets.randbits(64), bad_words, logprobs)
     speech = speech_of(body, offer, text, prompt)
     grammar = await grammar_of(body, offer, text, speech)
-    template = template_of(head, caller, target, body, sampling, grammar)
-    requests = tuple(
-        replace(template, prompt=prompt, max_output=budget, choice=choice)
-        for choice in range(body.n)
-    )
+    first = template_of(head, caller, target, body, sampling, grammar)
+    first.prompt, first.max_output = prompt, budget
+    requests = (first, *(replace(first, choice=choice) for choice in range(1, body.n)))
     return Prepared(target, text, caller, requests, len(prompt), body.stream), speech
 
 

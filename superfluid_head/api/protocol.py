@@ -1,8 +1,8 @@
 """uvicorn's HTTP/1.1 protocol with bounds of its own: header size, count and deadline, connections, JSON parse errors.
 
-Works below the application, where a request is not one yet. Also hands four things to the scope: `superfluid.flow`, whether the
-reader takes nothing just now, `superfluid.write`, the short way to it, `superfluid.abort`, the way to drop it, and
-`superfluid.presence`, who is told when it leaves.
+Works below the application, where a request is not one yet. Also hands five things to the scope: `superfluid.arrived`, whether the
+whole body is here, `superfluid.flow`, whether the reader takes nothing just now, `superfluid.write`, the short way to it, `superfluid.abort`,
+the way to drop it, and `superfluid.presence`, who is told when it leaves.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import (
 
 from superfluid_core.limits import HttpLimits
 from superfluid_head.access.addresses import Connections, Proxies
+from superfluid_head.api.body import ARRIVED
 from superfluid_head.api.errors import ApiError
 from superfluid_head.api.gathering import Gathering
 from superfluid_head.api.sse import ABORT, FLOW, PRESENCE, WRITE
@@ -102,7 +103,9 @@ class HeadProtocol(HttpToolsProtocol):
             self._refusal = _headers_too_large()
             raise ValueError("headers too large")
         super().on_headers_complete()
-        cast("dict[str, Any]", self.scope)[WRITE] = partial(_write, self.cycle)
+        scope, cycle = cast("dict[str, Any]", self.scope), self.cycle
+        scope[WRITE] = partial(_write, cycle)
+        scope[ARRIVED] = partial(_has_arrived, cycle)
 
     def send_400_response(self, msg: str) -> None:
         """Answer a request that could not be parsed, in the API's shape."""
@@ -146,12 +149,23 @@ class HeadProtocol(HttpToolsProtocol):
             self.transport.close()
 
 
-def _write(cycle: RequestResponseCycle, data: bytes) -> None:
-    """Write a piece of a body as uvicorn would, without its checks: who asks has begun the reply and not ended it."""
+def _write(cycle: RequestResponseCycle, data: bytes, *, may_wait: bool = False) -> None:
+    """Write a piece of a body as uvicorn would, without its checks: who asks has begun the reply and not ended it.
+
+    One that `may_wait` leaves with what else is written in this turn of the loop.
+    """
     if cycle.disconnected or cycle.response_complete:
         return
     gathering = cast("Gathering", cycle.transport)
-    gathering.write_now(b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data)
+    framed = b"%x\r\n%b\r\n" % (len(data), data) if cycle.chunked_encoding else data
+    if may_wait:
+        gathering.write(framed)
+    else:
+        gathering.write_now(framed)
+
+
+def _has_arrived(cycle: RequestResponseCycle) -> bool:
+    return not cycle.more_body
 
 
 def _headers_too_large() -> ApiError:

@@ -289,6 +289,8 @@ class Run:
             cached=tally.cached,
             completion=completion,
         )
+        if not _logger.isEnabledFor(logging.INFO):
+            return
         fields: dict[str, Any] = {
             "request_id": prepared.caller.request_id,
             "status": status,

@@ -51,6 +51,12 @@ class Flow(Protocol):
     write_paused: bool
 
 
+class Write(Protocol):
+    """Writes a piece of a body: at once, or with what else is written in this turn of the loop."""
+
+    def __call__(self, data: bytes, *, may_wait: bool = False) -> None: ...
+
+
 class Presence(Protocol):
     """Whether whoever asks is still there, and who is told when that ends."""
 
@@ -160,7 +166,7 @@ class EventStream:
         self._slow_s = limits.slow_client_ms / 1000
         self._silence_s = limits.silence_ms / 1000
         self._flow: Flow = scope.get(FLOW, _Unknown())
-        self._write: Callable[[bytes], None] | None = scope.get(WRITE)
+        self._write: Write | None = scope.get(WRITE)
         self._line = asyncio.Lock()
         self._is_free = False
         self._loop = asyncio.get_running_loop()
@@ -169,11 +175,10 @@ class EventStream:
     async def put(self, data: bytes) -> None:
         """Send one or more whole events. Raises SlowClientError."""
         self._put_s = self._loop.time()
-        message = {"type": "http.response.body", "body": data, "more_body": True}
-        if self.has_begun and not self._line.locked() and not self._flow.write_paused:
-            await self._send(message)
-        else:
-            await self._in_line(message)
+        if self._write is not None and self.is_ready():
+            self._write(data, may_wait=True)
+            return
+        await self._pass_on({"type": "http.response.body", "body": data, "more_body": True})
 
     def is_ready(self) -> bool:
         """Whether `write` may be called: the reply has begun, and nobody waits for the reader."""
@@ -190,7 +195,7 @@ class EventStream:
         framing = self._framing
         last = (framing.last or b"") if failure is None else framing.failed(failure)
         end = {"type": "http.response.body", "body": last, "more_body": False}
-        await self._in_line(end if failure is None else {**end, "is_failed": True})
+        await self._pass_on(end if failure is None else {**end, "is_failed": True})
 
     async def break_silence(self) -> None:
         """Send a comment after every `silence_ms` without an event, until cancelled. Raises SlowClientError."""
@@ -200,6 +205,26 @@ class EventStream:
                 await self.put(self._framing.ping())
             await asyncio.sleep(left_s if left_s > 0 else self._silence_s)
 
+    async def _pass_on(self, message: dict[str, Any]) -> None:
+        """Send at once what cannot wait: then there is no need of a turn and a deadline."""
+        if not self._is_full():
+            if not self.has_begun:
+                await self._begin()
+            if not self._is_full():
+                self._is_free = self._write is not None
+                await self._send(message)
+                return
+        await self._in_line(message)
+
+    def _is_full(self) -> bool:
+        """Whether what is sent now would wait: for the reader, or behind others that do."""
+        return self._flow.write_paused or self._line.locked()
+
+    async def _begin(self) -> None:
+        self.has_begun = True
+        headers = self._framing.headers()
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
     async def _in_line(self, message: dict[str, Any]) -> None:
         """Send in turn, with a deadline: the reader may be slow."""
         self._is_free = False
@@ -207,10 +232,7 @@ class EventStream:
             try:
                 async with asyncio.timeout(self._slow_s):
                     if not self.has_begun:
-                        self.has_begun = True
-                        headers = self._framing.headers()
-                        start = {"type": "http.response.start", "status": 200, "headers": headers}
-                        await self._send(start)
+                        await self._begin()
                     await self._send(message)
             except TimeoutError:
                 raise SlowClientError("a reader took nothing for too long") from None

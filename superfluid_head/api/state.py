@@ -78,7 +78,8 @@ class Head:
 
     def model(self, name: str) -> Target:
         """Find a model of this very name. Raises ApiError: 404 when there is none, 403 when it is not the caller's."""
-        found = self._every().get(name)
+        served = next((each for each in self.fleet.models() if each.name == name), None)
+        found = self._every().get(name) if served is None else self._seen(served)
         if found is None:
             raise model_not_found(name)
         caller = CALLER.get()

@@ -110,8 +110,11 @@ class _Serving:
 
 @dataclass(slots=True)
 class _Model:
+    """`last` is how it was when a node came last, `now` how it is: told with every request, changed with every node."""
+
     last: ServedModel
     by_node: dict[str, _Serving]
+    now: ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,16 +174,17 @@ class Directory:
         self._identities = {name: k for name, k in self._identities.items() if k != key}
         for model in self._models.values():
             model.by_node.pop(key, None)
+            model.now = _current(model)
 
     def knows(self, model: str) -> bool:
         return model in self._models
 
     def models(self) -> list[ServedModel]:
-        return [_current(model) for model in self._models.values()]
+        return [model.now for model in self._models.values()]
 
     def model(self, name: str) -> ServedModel | None:
         model = self._models.get(name)
-        return None if model is None else _current(model)
+        return None if model is None else model.now
 
     def _complaint(self, key: str, offer: ModelOffer) -> str | None:
         expected = self._texts.get(offer.name)
@@ -210,9 +214,9 @@ class Directory:
         model = self._models.get(offer.name)
         if model is None:
             last = ServedModel(offer.name, offer.window, True, (serving.title,))
-            model = self._models[offer.name] = _Model(last, {})
+            model = self._models[offer.name] = _Model(last, {}, last)
         model.by_node[key] = serving
-        model.last = _current(model)
+        model.last = model.now = _current(model)
 
 
 def _current(model: _Model) -> ServedModel:

@@ -18,9 +18,9 @@ from superfluid_core.session import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class GenerationRequest:
-    """One choice. `stop_ids` are the request's own; the model's end-of-text ids count unless `ignore_eos`.
+    """One choice; nobody changes it (not frozen, as a `SessionSpec`). `stop_ids` are the request's own; the model's end-of-text ids count unless `ignore_eos`.
 
     `weight` is the share of its tenant in fair queueing. `max_output` and `min_output` are absolute counts; `deadline_ns` is a time of the head's monotonic clock, and so is
     `start_by_ns`: who has not got a lane until then is dropped, who has is not bound by it.

@@ -239,6 +239,8 @@ class WaitingRoom:
     def in_order(self, now_ns: int) -> list[Ticket]:
         """Everyone, the one to place first in front."""
         tickets = self._tickets.values()
+        if len(tickets) < 2:  # as nearly always: who comes is placed at once
+            return list(tickets)
         moved = [ticket for ticket in tickets if ticket.is_move]
         moved.sort(key=lambda each: (_aged(each, each.since_ns, now_ns), *_age(each)))
         late: list[tuple[int, Ticket]] = []

@@ -309,8 +309,9 @@ class Runner:
         if wanted.is_move:
             self._moves.take(now_ns)
         self.counters.placements += 1
-        self.chronicle.placed(request, epoch, wanted, choice, waited_ms)
+        # the OPEN leaves first: what is kept about it is written while the node works
         self.feed(generation, placed_of(request, standing, node.key, choice.max_output))
+        self.chronicle.placed(request, epoch, wanted, choice, waited_ms)
 
     # --- doing what machines ask for ---
 

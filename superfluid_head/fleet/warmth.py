@@ -45,7 +45,7 @@ class ContextNames:
     def grow(
         self, dialect: Dialect, request: GenerationRequest, output: Sequence[int], blocks_max: int
     ) -> bool:
-        """Name up to `blocks_max` more blocks. False when there are no more."""
+        """Name up to `blocks_max` more blocks. False when there are certainly no more."""
         chain = self.chains.setdefault(dialect, [])
         size, prompt = dialect.block_tokens, request.prompt
         start = len(chain) * size
@@ -58,7 +58,7 @@ class ContextNames:
             *output[max(0, start - len(prompt)) : max(0, end - len(prompt))],
         )
         chain += block_chain(chain[-1] if chain else _root(dialect, request), tokens, size)
-        return True
+        return blocks == blocks_max
 
 
 def _root(dialect: Dialect, request: GenerationRequest) -> bytes:

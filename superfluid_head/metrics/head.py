@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle
+from typing import NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
-    Counter,
     Gauge,
     disable_created_metrics,
     generate_latest,
 )
 
-from superfluid_core.families import Histograms, Read
+from superfluid_core.families import Counts, Histograms, Read
+from superfluid_core.histogram import Histogram
 from superfluid_core.session import QosClass
 from superfluid_head.fleet.causes import CAUSES, NEW, cause_of
 from superfluid_head.metrics.labels import OTHERS, TENANTS_MAX, Bounded
@@ -40,9 +41,11 @@ class _Tenants:
         self.label = Bounded(TENANTS_MAX, OTHERS)
         text = "Answered requests of callers that were let in, by the names of their keys."
         name = "superfluid_head_tenant"
-        self.requests = Counter(f"{name}_requests", text, ["tenant", "status"], registry=registry)
+        self.requests = Counts(f"{name}_requests", text, ["tenant", "status"])
         text = "Tokens by tenant: prompt, cached, completion."
-        self.tokens = Counter(f"{name}_tokens", text, ["tenant", "kind"], registry=registry)
+        self.tokens = Counts(f"{name}_tokens", text, ["tenant", "kind"])
+        registry.register(self.requests)
+        registry.register(self.tokens)
 
 
 class _Durations:
@@ -82,8 +85,10 @@ class _Counts:
     """The counters that are raised where the thing happens."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def made(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"superfluid_head_{name}", text, labels, registry=registry)
+        def made(name: str, text: str, *labels: str) -> Counts:
+            found = Counts(f"superfluid_head_{name}", text, labels)
+            registry.register(found)
+            return found
 
         self.requests = made("requests", "Answered requests.", "route", "status")
         self.generations = made("generations", "Ended choices.", "model", "class", "finish")
@@ -91,7 +96,7 @@ class _Counts:
         self.moves = made("moves", "Sessions moved to another node.", "cause")
         for cause in CAUSES:  # a rate of what never happened is 0, not unknown
             if cause != NEW:
-                self.moves.labels(cause)
+                self.moves.add(cause, count=0)
         self.placements = made(
             "placements",
             "Sessions placed, by node, by the policy that chose it and by why it was asked: new, or what ended the last placement.",
@@ -101,32 +106,39 @@ class _Counts:
         )
 
 
+class _Metered(NamedTuple):
+    """What all choices of a model and a class are measured by."""
+
+    ttft: Histogram
+    itl: Histogram
+    e2e: Histogram
+    detokenize: Histogram
+    ended: Callable[[str], None]
+
+
+IS_DUE = (True, *[False] * (DETOKENIZE_EVERY - 1))
+
+
 class Meter:
     """One choice's durations: its histograms, found once."""
 
-    __slots__ = ("_detokenize", "_e2e", "_ended", "_ttft", "is_due", "next_tokens")
+    __slots__ = ("_made", "is_due", "next_tokens")
 
-    def __init__(self, metrics: HeadMetrics, model: str, qos: QosClass) -> None:
-        made, name = metrics.durations, metrics.model(model)
-        self._ttft = made.ttft.of(name, qos.label)
-        self.next_tokens = made.itl.of(name, qos.label).observe
-        self._e2e = made.e2e.of(name, qos.label)
-        self._detokenize = made.detokenize.of()
-        self._ended: Callable[[str], None] = lambda finish: metrics.counts.generations.labels(
-            name, qos.label, finish
-        ).inc()
-        self.is_due = cycle((True, *[False] * (DETOKENIZE_EVERY - 1))).__next__
+    def __init__(self, made: _Metered) -> None:
+        self._made = made
+        self.next_tokens = made.itl.observe
+        self.is_due = cycle(IS_DUE).__next__
         """Says whether to time this delivery's way to text."""
 
     def first_token(self, elapsed_s: float) -> None:
-        self._ttft.observe(elapsed_s)
+        self._made.ttft.observe(elapsed_s)
 
     def detokenized(self, elapsed_s: float) -> None:
-        self._detokenize.observe(elapsed_s)
+        self._made.detokenize.observe(elapsed_s)
 
     def ended(self, finish: str, elapsed_s: float) -> None:
-        self._ended(finish)
-        self._e2e.observe(elapsed_s)
+        self._made.ended(finish)
+        self._made.e2e.observe(elapsed_s)
 
 
 class HeadMetrics:
@@ -142,6 +154,7 @@ class HeadMetrics:
             "superfluid_head_requests_in_flight", "Generations being served.", registry=made
         )
         self.loop_lag_s = self.durations.lag.of()
+        self._metered: dict[tuple[str, str], _Metered] = {}
         self._tenants = _Tenants(made)
         self._shown = {
             name: Read(f"superfluid_head_{name}", text, labels, is_counter=is_counter)
@@ -163,33 +176,44 @@ class HeadMetrics:
 
     def meter(self, model: str, qos: QosClass) -> Meter:
         """Return what a choice of this model and class measures by."""
-        return Meter(self, model, qos)
+        key = self.model(model), qos.label
+        found = self._metered.get(key)
+        if found is None:
+            made = self.durations
+            found = self._metered[key] = _Metered(
+                made.ttft.of(*key),
+                made.itl.of(*key),
+                made.e2e.of(*key),
+                made.detokenize.of(),
+                lambda finish: self.counts.generations.add(*key, finish),
+            )
+        return Meter(found)
 
     # --- where things happen ----------------------------------------------------------------------
 
     def request_done(self, route: str, status: int, elapsed_s: float) -> None:
         name = self._route(route)
-        self.counts.requests.labels(name, str(status or 499)).inc()
+        self.counts.requests.add(name, str(status or 499))
         self.durations.request.of(name).observe(elapsed_s)
 
     def tenant_done(self, tenant: str, status: int) -> None:
         """Count a request of somebody who was let in."""
-        self._tenants.requests.labels(self._tenants.label(tenant), str(status or 499)).inc()
+        self._tenants.requests.add(self._tenants.label(tenant), str(status or 499))
 
     def tokens(self, whose: tuple[str, str], *, prompt: int, cached: int, completion: int) -> None:
         """Count tokens of a model and a tenant."""
         name, tenant = self.model(whose[0]), self._tenants.label(whose[1])
         for kind, count in (("prompt", prompt), ("cached", cached), ("completion", completion)):
-            self._tenants.tokens.labels(tenant, kind).inc(count)
-            self.counts.tokens.labels(name, kind).inc(count)
+            self._tenants.tokens.add(tenant, kind, count=count)
+            self.counts.tokens.add(name, kind, count=count)
 
     def moved(self, reason: str) -> None:
-        self.counts.moves.labels(cause_of(reason)).inc()
+        self.counts.moves.add(cause_of(reason))
 
     # --- the fleet's observer -----------------------------------------------------------------------
 
     def placed(self, node: str, policy: str, reason: str) -> None:
-        self.counts.placements.labels(self._node(node), policy, cause_of(reason)).inc()
+        self.counts.placements.add(self._node(node), policy, cause_of(reason))
 
     def first_token(self, queue_s: float, prefill_s: float, network_s: float) -> None:
         """Take what one wait for a first token was made of."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from superfluid_core.errors import SuperfluidError
@@ -66,7 +66,7 @@ class TextCatalog(Sequence[ModelText]):
     def load(self, spec: str, name: str | None, *, offline: bool, token: str | None) -> None:
         """Add the model that a person named, blocking. Raises ModelFilesError."""
         files = resolve(spec, offline=offline, token=token)
-        text = from_text_files(files.text_files())
+        text = _build(files.text_files())
         self.add(name or files.name, text)
 
     def add(self, name: str, text: TextModel) -> None:
@@ -112,8 +112,10 @@ class TextCatalog(Sequence[ModelText]):
         log(_logger, "info", "fetched tokenizer and template", model=offered.name)
 
 
-def _build(files: dict[str, bytes]) -> TextModel:
+def _build(files: Mapping[str, bytes]) -> TextModel:
+    """Build a model's text, blocking; what every prompt will hold of its template's own words is encoded here."""
     text = from_text_files(files)
-    text.tokenizer()
-    text.template()
+    template = text.template()
+    if template is not None:
+        text.tokenizer().keep(template.own_pieces(text.tokenizer()))
     return text

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from superfluid_head.api.anthropic.schemas import CountRequest, MessagesRequest
+from superfluid_head.api.direct import Handler
 from superfluid_head.api.fleet import DrainRequest
 from superfluid_head.api.ollama.embed import EmbedBody
 from superfluid_head.api.ollama.schemas import ChatBody, GenerateBody, ShowBody
@@ -25,7 +26,7 @@ from superfluid_head.api.schemas.common import NEVER, BodyModel
 from superfluid_head.api.schemas.completions import CompletionRequest
 from superfluid_head.api.schemas.embeddings import EmbeddingsRequest
 from superfluid_head.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from superfluid_head.app import Handler, routes
+from superfluid_head.app import routes
 from superfluid_head.dashboard.pages import DashboardEndpoint
 from tests.unit.head_api.conftest import Bench
 

@@ -10,7 +10,7 @@ import pytest
 
 from superfluid_core.errors import ErrorCode, InvalidRequestError, ModelFilesError
 from superfluid_core.modelfiles.resolve import ModelFiles
-from superfluid_core.modelfiles.template import ChatTemplate, TemplateSources
+from superfluid_core.modelfiles.template import PROBE, ChatTemplate, TemplateSources
 from superfluid_core.modelfiles.tokenizer import TextSettings, Tokenizer
 from tests.unit.modelfiles.templates import SOURCES, SPECIALS
 from tests.unit.modelfiles.vocabularies import byte_level_json
@@ -270,3 +270,39 @@ def test_messages_nested_without_end_are_refused() -> None:
 def test_a_template_that_does_not_parse_is_a_fault_of_the_files() -> None:
     with pytest.raises(ModelFilesError, match="chat template"):
         ChatTemplate("{% if %}", bos="", eos="")
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_a_template_s_own_words_are_encoded_once_and_alike(name: str) -> None:
+    template, tokenizer = family(name)
+    own = template.own_pieces(tokenizer)
+    assert not any(PROBE in piece for piece in own)
+    talks = [
+        [{"role": "user", "content": text}]
+        for text in ("Hi!", "", PROBE, *own, *tokenizer.special_texts)
+    ]
+    talks.append([*talks[0], {"role": "assistant", "content": "Yes?"}, *talks[0]])
+
+    def encoded() -> list[list[int]]:
+        return [template.render(talk).encode(tokenizer) for talk in talks]
+
+    before = encoded()
+    tokenizer.keep(own)
+    assert encoded() == before
+
+
+def test_words_that_are_kept_need_no_tokenizer() -> None:
+    template, tokenizer = family("qwen")
+    tokenizer.keep(template.own_pieces(tokenizer))
+    asked: list[str] = []
+    plain = tokenizer._ordinary
+
+    def noted(inner: Any, texts: list[str]) -> list[list[int]]:
+        asked.extend(texts)
+        return plain(inner, texts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "_ordinary", noted)
+        template.render([{"role": "user", "content": "Hello there"}]).encode(tokenizer)
+    assert asked
+    assert all("Hello there" in piece for piece in asked)
