@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 YOUNG_MAX = 2_000
 """Objects more made than freed until the youngest are looked at."""
-MIDDLE_EVERY = 10
+MIDDLE_EVERY = 5
 """How many such looks until those that outlived them are looked at too: a portion."""
 NEVER = 1_000_000_000
-PORTIONS_IDLE = 1
-PORTIONS_MAX = 50
+PORTIONS_IDLE = 2
+PORTIONS_MAX = 100
 """Portions, each of up to YOUNG_MAX * MIDDLE_EVERY objects, until a full collection: in a quiet moment, and at any."""
 LOOK_S = 1.0
 

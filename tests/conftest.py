@@ -66,7 +66,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(YOUNG_MAX, MIDDLE_EVERY, MIDDLE_EVERY)
+        gc.set_threshold(YOUNG_MAX, 2 * MIDDLE_EVERY, 2 * MIDDLE_EVERY)
         gc.enable()
 
 

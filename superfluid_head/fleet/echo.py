@@ -39,6 +39,11 @@ class Echo:
         self._heard = _Asked(0, now_ns, 0)
         self._heard_stamp_ns: int | None = stamp_ns
 
+    @property
+    def oldest_ns(self) -> int | None:
+        """When the oldest PING that is owed an answer was asked for."""
+        return self._owed[0].at_ns if self._owed else None
+
     def ask(self, handed: int, now_ns: int) -> int | None:
         """Return the nonce of a PING to send now; None while far too many are unanswered."""
         if len(self._owed) >= OWED_MAX:

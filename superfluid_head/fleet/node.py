@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from superfluid_core.clock import MS, SECOND
 from superfluid_core.link.dial import DialError, dial
 from superfluid_core.link.heartbeat import Verdict
 from superfluid_core.link.link import Link, LinkClosedError
@@ -326,8 +327,10 @@ class FleetNode(NodeState):
         """Renew leases, ping, judge the node and its sessions, until it is dead."""
         clock, pulse = self._context.clock, standing.pulse
         while standing.loss is None:
-            pulse.expect(clock.now_ns())
-            await asyncio.sleep(PERIOD_MS / 1_000)
+            now_ns = clock.now_ns()
+            ease_ns = self._ease_ns(standing, now_ns)
+            pulse.expect(now_ns, ease_ns)
+            await standing.nap.sleep(ease_ns / SECOND)
             if pulse.has_overslept(clock.now_ns()):
                 await self._drain_own_pause(standing)
             now_ns = clock.now_ns()
@@ -349,6 +352,11 @@ class FleetNode(NodeState):
             self._wear.settle_orphans(now_ns)
             if self._wear.is_over(standing, now_ns):
                 await self._close(standing.link, "a fresh link took its place")
+
+    def _ease_ns(self, standing: Standing, now_ns: int) -> int:
+        """Say how long nobody needs to look at the link: a period, or more while nothing goes on."""
+        is_busy = bool(self.slots) or self._wear.has_orphans or standing.retired_ns is not None
+        return PERIOD_MS * MS if is_busy else standing.pulse.ease_ns(now_ns)
 
     async def _drain_own_pause(self, standing: Standing) -> None:
         """Let every socket be read once before any timer is judged: the head itself slept."""

@@ -14,6 +14,7 @@ from superfluid_head.fleet.circuit import Circuit
 from superfluid_head.fleet.context import NodeContext, Trouble
 from superfluid_head.fleet.directory import NodeAddress
 from superfluid_head.fleet.links import Links
+from superfluid_head.fleet.pulse import PERIOD_MS
 from superfluid_head.fleet.standing import Slot, Standing
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,18 @@ class NodeState:
         except LinkClosedError:
             return False
         return True
+
+    def hold(self, slot: Slot) -> None:
+        """Note a session that is placed here."""
+        self.slots[slot.session] = slot
+        if len(self.slots) == 1:
+            self.rouse()
+
+    def rouse(self) -> None:
+        """Have every link looked at within a period, as links are that are in use."""
+        for standing in self.links:
+            if standing.nap.shorten(PERIOD_MS / 1_000):
+                standing.pulse.expect(self.now_ns())
 
     def slots_on(self, standing: Standing) -> list[Slot]:
         """Return the sessions that were opened on this link."""

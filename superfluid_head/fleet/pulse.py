@@ -1,6 +1,6 @@
 """The regular part of one link: when to renew leases, when to ping, what to think of the node and its sessions. Pure.
 
-Called every PERIOD_MS by the node's shell. Three additions to `Liveness`. While idle it pings every IDLE_PING_MS, well below the
+Called by the node's shell every PERIOD_MS while sessions live, and when `ease_ns` says while none do. Three additions to `Liveness`. While idle it pings every IDLE_PING_MS, well below the
 15 s that would do for the idle timeout, because a lease counts from the node's last stamp: a stamp older than the lease would
 open a session already fenced, and a frozen idle node would be found out by a client. With sessions live it pings all the while,
 and a node that speaks without answering is as suspect, then dead, as one that is silent (`echo.py`): it cannot hear. And a
@@ -22,6 +22,10 @@ from superfluid_head.fleet.echo import Echo
 
 PERIOD_MS = 100
 IDLE_PING_MS = 1_500
+EASE_MS = IDLE_PING_MS // 2
+"""An idle link is looked at so often at least: a pause of ours is noticed by looks that come late."""
+SLACK_MS = 5
+"""A timer may end a little early, and the look that it is for would come to nothing."""
 LIVE_PING_MS = 1_000
 RISING_MS = 2_000
 LONG_STALL = 6
@@ -70,6 +74,8 @@ class Pulse:
         self._rose_ns = now_ns
         self._status: Status | None = None
         self._hung_steps: int | None = None
+        self._verdict_last: Verdict | None = None
+        self._heard_ns = now_ns
 
     def on_status(self, status: Status, now_ns: int) -> None:
         self._liveness.on_status(status, now_ns)
@@ -89,9 +95,21 @@ class Pulse:
         if pong.status is not None:
             self.on_status(pong.status, now_ns)
 
-    def expect(self, now_ns: int) -> None:
-        """Note that the next beat is due a period from now."""
-        self._own_pause.expect(now_ns + PERIOD_MS * MS)
+    def ease_ns(self, now_ns: int) -> int:
+        """Say for how long a look at this link would come to nothing, while it is idle and nothing is placed on it."""
+        if self._verdict_last is not Verdict.ALIVE:
+            return PERIOD_MS * MS
+        suspect_ns = self._limits.suspect_ms * MS
+        dues = [now_ns + EASE_MS * MS, self._pinged_ns + self._idle_ping_ms * MS]
+        dues.append(self._heard_ns + self._idle_ping_ms * MS + suspect_ns)
+        asked_ns = self._echo.oldest_ns
+        if asked_ns is not None:
+            dues.append(asked_ns + suspect_ns)
+        return max(PERIOD_MS * MS, min(dues) - now_ns + SLACK_MS * MS)
+
+    def expect(self, now_ns: int, ease_ns: int | None = None) -> None:
+        """Note that the next beat is due `ease_ns` from now, or a period."""
+        self._own_pause.expect(now_ns + (PERIOD_MS * MS if ease_ns is None else ease_ns))
 
     def has_overslept(self, now_ns: int) -> bool:
         """Say whether this process slept; then the sockets are to be read before anyone is judged."""
@@ -125,6 +143,7 @@ class Pulse:
         elif self._hung_steps is not None and verdict is not Verdict.DEAD:
             # Its sessions have moved away and its lanes look free; the step that hangs is still to end.
             verdict = Verdict.HUNG
+        self._verdict_last, self._heard_ns = verdict, heard.received_ns
         return Beat(tuple(messages), verdict) if messages else _SILENT[verdict]
 
     def _verdict(self, heard: Heard, sessions: int, now_ns: int) -> Verdict:

@@ -161,7 +161,7 @@ class Relief:
         assert standing is not None, "a node without a link was chosen"
         slot = Slot(session, 1, standing.number, node.key, node.title, placed.reservation, now_ns)
         self._warming[session] = Warming(generation, source, slot, now_ns)
-        node.slots[session] = slot
+        node.hold(slot)
         journal = generation.machine.journal
         ttl_ms = min(self._link_limits.lease_ttl_ms, standing.welcome.lease_ttl_max_ms)
         lease = (standing.stamp_ns, ttl_ms)

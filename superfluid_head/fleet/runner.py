@@ -305,7 +305,7 @@ class Runner:
         waited_ms = (now_ns - ticket.since_ns) // MS
         generation.waiting.take(slot)
         generation.spans.placed(node.title, epoch, wanted.reason, waited_ms)
-        node.slots[ticket.session] = slot
+        node.hold(slot)
         if wanted.is_move:
             self._moves.take(now_ns)
         self.counters.placements += 1

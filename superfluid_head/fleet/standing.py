@@ -11,6 +11,7 @@ from superfluid_core.link.link import Link
 from superfluid_core.placement.reserve import Reservation
 from superfluid_core.wire.messages import ModelOffer, Status, Welcome
 from superfluid_core.wire.notes import Timing
+from superfluid_head.fleet.nap import Nap
 from superfluid_head.fleet.pulse import Pulse
 from superfluid_head.fleet.transitions import Loss
 
@@ -54,6 +55,7 @@ class Standing:
     is_hung: bool = False
     retired_ns: int | None = None
     last_ask: int = 0
+    nap: Nap = field(default_factory=Nap)
 
 
 @dataclass(slots=True)

@@ -64,6 +64,11 @@ class Wear:
     def orphan(self, number: int, loss: Loss) -> None:
         """Note a link that broke while others stand."""
         self._orphans[number] = (self._node.now_ns(), loss)
+        self._node.rouse()
+
+    @property
+    def has_orphans(self) -> bool:
+        return bool(self._orphans)
 
     def settle_orphans(self, now_ns: int) -> None:
         """Move the sessions of broken links, once it is clear that the node is still there."""
@@ -78,6 +83,7 @@ class Wear:
 
     def _retire(self, standing: Standing, now_ns: int) -> None:
         standing.retired_ns, standing.last_ask = now_ns, self._node.asks.newest
+        self._node.rouse()
 
     def _wind_up(self, standing: Standing, retired_ns: int, now_ns: int) -> bool:
         node = self._node

@@ -60,6 +60,23 @@ def test_under_work_that_never_ends_it_is_put_off_but_not_for_ever(begun: Collec
     assert begun.collections == 1
 
 
+def test_a_portion_is_no_more_than_ten_thousand_objects(begun: Collector) -> None:
+    gc.collect()
+    portions: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 1:
+            portions.append(sum(len(gc.get_objects(generation)) for generation in (0, 1)))
+
+    gc.callbacks.append(note)
+    try:
+        age(2)
+    finally:
+        gc.callbacks.remove(note)
+    # the youngest are looked at when they are more than YOUNG_MAX, and middle ones after more than MIDDLE_EVERY looks
+    assert 0 < max(portions) <= 10_000 + 3 * YOUNG_MAX
+
+
 def test_quiet_is_what_was_quiet_for_a_second_and_everything_is_put_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 import time
-from typing import Any
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any, ClassVar
 
 import pytest
 
+from superfluid_core.limits import HttpLimits
+from superfluid_head.api import body as body_module
 from superfluid_head.api.body import (
     CONTAINERS_MAX,
     FEW_MAX,
     LARGE_BYTES_MIN,
     SLICE_BYTES,
     parse_object,
+    read_object,
 )
 from superfluid_head.api.errors import ApiError
 from superfluid_head.text.pace import Pace
+
+PATH = body_module.__file__
 
 
 def error_of(response: Any) -> dict[str, Any]:
@@ -353,3 +362,37 @@ def test_large_arguments_of_earlier_calls_are_read_and_too_many_values_refused(b
     many = json.dumps({"list": [1] * (FEW_MAX + 2)})
     refused = error_of(bench.chat(messages=turns(many)))
     assert (refused["param"], refused["message"][:13]) == ("messages", "the arguments")
+
+
+class Posted:
+    """A request whose body comes in parts."""
+
+    headers: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, parts: list[bytes]) -> None:
+        self._parts = parts
+
+    async def receive(self) -> dict[str, Any]:
+        part = self._parts.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(self._parts)}
+
+
+@pytest.mark.parametrize("size", [100, 40 * LARGE_BYTES_MIN])
+def test_a_large_body_is_put_together_in_the_thread_that_reads_it(size: int) -> None:
+    parts = [b'{"a":"', *[b"x" * LARGE_BYTES_MIN] * (size // LARGE_BYTES_MIN), b'"}']
+    joined: list[object] = []
+
+    def watch(frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call" and called.__name__ == "join" and frame.f_code.co_filename == PATH:
+            joined.append(called)
+
+    async def scenario() -> dict[str, Any]:
+        request: Any = Posted(parts)
+        sys.setprofile(watch)  # of this thread alone
+        try:
+            return await read_object(request, HttpLimits())
+        finally:
+            sys.setprofile(None)
+
+    assert len(asyncio.run(scenario())["a"]) == size // LARGE_BYTES_MIN * LARGE_BYTES_MIN
+    assert bool(joined) == (size < LARGE_BYTES_MIN)

@@ -41,6 +41,22 @@ def test_an_answer_comes_whole_and_ends_once(kit: Any, reader: Any) -> None:
     run(scenario())
 
 
+def test_a_link_at_ease_is_looked_at_within_a_period_of_the_first_session_placed_there(
+    kit: Any, reader: Any
+) -> None:
+    async def scenario() -> None:
+        async with kit.fleet(kit.node("a")) as fleet:
+            (node,) = fleet._nodes.values()
+            nap = node.standing.nap
+            while (nap.left_s or 0.0) <= 0.2:  # noqa: ASYNC110 - nobody tells when it rests
+                await asyncio.sleep(0.01)
+            async with fleet.generate(kit.request()) as generation:
+                async for _ in generation:
+                    assert len(node.slots) == 0 or nap.left_s is None or nap.left_s <= 0.1
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("cut", [1, 7, 29])
 def test_a_node_killed_in_mid_answer_changes_nothing_for_the_reader(
     kit: Any, reader: Any, cut: Any

@@ -142,13 +142,16 @@ class Talk:
                 self.pulse.on_status(word, now * MS)
             self._last = (now * MS, max(self._last[1], told.stamp_ns))
 
-    def step(self, now: int) -> Beat:
+    def hear(self, now: int) -> None:
         while not self.is_deaf and self._asked and self._asked[0][0] <= now:
             at, nonce = self._asked.pop(0)
             self._said.append((now + self.back_ms, Pong(nonce, self._word(at))))
         if self.is_talking and now % 200 == 0:
             self._said.append((now + self.back_ms, self._word(now)))
         self._arrive(now)
+
+    def step(self, now: int) -> Beat:
+        self.hear(now)
         beat = self.pulse.beat(Heard(*self._last, self.handed), self.sessions, now * MS)
         pings = [message for message in beat.messages if isinstance(message, Ping)]
         self._asked += [(now + self.there_ms, ping.nonce) for ping in pings]
@@ -256,3 +259,45 @@ def test_pings_that_are_owed_an_answer_are_bounded() -> None:
     echo.on_pong(newest, None)
     assert echo.deaf_ns(9 * SECOND, 9 * SECOND, 9 * SECOND) == 0
     assert echo.ask(0, 0) == newest + 1
+
+
+# --- a link at ease --------------------------------------------------------------------------------------
+
+
+def looks(*, frozen_ms: int, until_ms: int) -> dict[int, Verdict]:
+    """Look at an idle link as seldom as it says, from its first answer on; its node is frozen at some time."""
+    talk, found, now = Talk(), {}, 0
+    talk.sessions, talk.is_talking = 0, False
+    due_ms = 0
+    for now in range(0, until_ms, 5):
+        talk.is_deaf = now >= frozen_ms
+        if now >= due_ms:
+            found[now] = talk.step(now).verdict
+            due_ms = now + talk.pulse.ease_ns(now * MS) // MS
+        else:
+            talk.hear(now)
+    return found
+
+
+def test_an_idle_link_is_looked_at_when_there_is_something_to_do_or_to_judge() -> None:
+    found = looks(frozen_ms=60_000, until_ms=60_000)
+    assert set(found.values()) == {Verdict.ALIVE}
+    assert len(found) <= 60_000 // 750 + 2, "a ping every 1.5 s, and one look between two"
+
+
+def test_a_node_that_freezes_while_its_link_is_at_ease_is_found_out_as_soon_as_ever() -> None:
+    for frozen in range(10_000, 12_000, 50):
+        found = looks(frozen_ms=frozen, until_ms=frozen + 7_000)
+        suspect = next(now for now, verdict in found.items() if verdict is Verdict.SUSPECT)
+        dead = next(now for now, verdict in found.items() if verdict is Verdict.DEAD)
+        assert suspect <= frozen + 2_700
+        assert dead <= frozen + 4_700
+
+
+def test_a_link_that_is_not_well_is_looked_at_every_period() -> None:
+    pulse = Pulse(LinkLimits(), 0, 0)
+    assert pulse.ease_ns(0) == PERIOD_MS * MS, "nothing is known yet"
+    assert pulse.beat(Heard(0, 0, 0), 0, 100 * MS).verdict is Verdict.ALIVE
+    assert pulse.ease_ns(100 * MS) > PERIOD_MS * MS
+    assert pulse.beat(SILENT, 0, 3 * SECOND).verdict is Verdict.SUSPECT
+    assert pulse.ease_ns(3 * SECOND) == PERIOD_MS * MS
