@@ -74,6 +74,10 @@ class FrameBuffer:
         """The judged header of the unfinished frame, once its 16 bytes are here."""
         return self._header
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._data
+
     def __len__(self) -> int:
         return len(self._data) - self._at
 
@@ -91,20 +95,20 @@ class FrameBuffer:
 
     def next(self, judge: Callable[[Header], None]) -> Frame | None:
         """Return the next whole frame, or None until more bytes are fed."""
-        if self._header is None:
-            if len(self) < HEADER_BYTES:
+        data, head_at, header = self._data, self._at + HEADER_BYTES, self._header
+        if header is None:
+            if len(data) < head_at:
                 return None
-            header = Header(*HEADER.unpack_from(self._data, self._at))
+            header = Header._make(HEADER.unpack_from(data, self._at))
             judge(header)
             self._header = header
-        header = self._header
-        if len(self) < HEADER_BYTES + header.body_bytes:
-            return None
-        head_at = self._at + HEADER_BYTES
-        blob_at = head_at + header.head_bytes
         end = head_at + header.body_bytes
-        with memoryview(self._data) as view:
-            frame = Frame(header, bytes(view[head_at:blob_at]), bytes(view[blob_at:end]))
+        if len(data) < end:
+            return None
+        blob_at = head_at + header.head_bytes
+        with memoryview(data) as view:
+            blob = bytes(view[blob_at:end]) if blob_at < end else b""
+            frame = Frame(header, bytes(view[head_at:blob_at]), blob)
         self._advance(end)
         return frame
 
