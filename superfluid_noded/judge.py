@@ -7,7 +7,7 @@ ends with `length` at the window, which is what a move to a smaller node promise
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from superfluid_core.engine.base import EngineInfo
@@ -71,20 +71,21 @@ def judge_open(
     )
 
 
-def _is_beyond(ids: Iterable[int], vocabulary: int) -> bool:
-    return any(not 0 <= token < vocabulary for token in ids)
+def _is_beyond(ids: Sequence[int], vocabulary: int) -> bool:
+    """Whether any id is: by the least and the greatest, for a long prompt is judged between two steps."""
+    return len(ids) > 0 and (min(ids) < 0 or max(ids) >= vocabulary)
 
 
 def _judge_ids(message: Open, vocabulary: int) -> Denial | None:
     """No id may reach the engine that its tables do not have."""
     sampling = message.sampling
-    groups: tuple[tuple[str, Iterable[int]], ...] = (
+    groups: tuple[tuple[str, Sequence[int]], ...] = (
         ("prompt", message.prompt),
         ("delivered", message.delivered),
         ("stop_ids", message.stop_ids),
-        ("logit_bias", (token for token, _ in sampling.logit_bias)),
+        ("logit_bias", [token for token, _ in sampling.logit_bias]),
         ("allowed_token_ids", sampling.allowed_token_ids),
-        ("bad_words", (token for word in sampling.bad_words for token in word)),
+        ("bad_words", [token for word in sampling.bad_words for token in word]),
     )
     for name, ids in groups:
         if _is_beyond(ids, vocabulary):

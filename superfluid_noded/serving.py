@@ -54,8 +54,10 @@ def status_of(servings: Sequence[Serving], stamp_ns: int, *, draining: bool) -> 
     Where there are several models, the load of each follows, in the order of their engines' numbers.
     """
     every = [serving.scheduler.load() for serving in servings]
+    if len(every) == 1:
+        return _status_of_one(every[0], servings[0].loop.steps, stamp_ns, is_draining=draining)
     main = every[0]
-    queued = main.queued if len(every) == 1 else _queued(every)
+    queued = _queued(every)
     return Status(
         stamp_ns=stamp_ns,
         steps=steps(servings),
@@ -70,7 +72,28 @@ def status_of(servings: Sequence[Serving], stamp_ns: int, *, draining: bool) -> 
         decode_rates=main.decode_rates,
         step_predicted_ms=max(-(-stats.step_predicted_ns // MS) for stats in every),
         draining=draining,
-        engines=tuple(map(_load_of, every)) if len(every) > 1 else (),
+        engines=tuple(map(_load_of, every)),
+    )
+
+
+def _status_of_one(
+    load: SchedulerLoad, steps_made: int, stamp_ns: int, *, is_draining: bool
+) -> Status:
+    """Describe the only model's load: several times a second and head, on the loop that tokens pass."""
+    return Status(
+        stamp_ns,
+        steps_made,
+        load.lanes_busy,
+        load.lanes,
+        load.queued,
+        load.queued_tokens,
+        load.blocks_used,
+        load.blocks_cached,
+        load.blocks,
+        load.prefill_rate,
+        load.decode_rates,
+        -(-load.step_predicted_ns // MS),
+        is_draining,
     )
 
 

@@ -193,6 +193,8 @@ class PrefixCache:
     def drain_changes(self) -> PrefixChanges:
         """Return what changed since the last call. Bounded by twice the pool: coming and going cancel out."""
         changes = self._changes
+        if not changes:
+            return PrefixChanges([], [])
         self._changes = {}
         return PrefixChanges(
             [name for name, came in changes.items() if came],

@@ -15,7 +15,7 @@ from superfluid_core.errors import LocalProtocolError, RemoteProtocolError
 from superfluid_core.limits import WireLimits
 from superfluid_core.wire.columns import Cursor
 from superfluid_core.wire.frames import Frame, Header, pack_frame
-from superfluid_core.wire.kinds import BreachError, write_fields
+from superfluid_core.wire.kinds import BreachError, judge_keys
 from superfluid_core.wire.messages import (
     Embedded,
     FilePiece,
@@ -33,7 +33,9 @@ DEFAULT_LIMITS = WireLimits()
 _ARRAY_MAX = 1024
 _MAP_MAX = 64
 _STRINGS = frozenset({str})
-_PIECED = (FilePiece, Embedded, Stats, Sessions, Prefix)
+_PIECED = frozenset({FilePiece, Embedded, Stats, Sessions, Prefix})
+_PACK = msgpack.Packer(use_bin_type=True).pack
+"""One packer for all heads: its buffer is larger than the heads of an hour, and nothing runs between its beginning and its end."""
 
 
 def encode(message: Message, limits: WireLimits = DEFAULT_LIMITS) -> bytes:
@@ -100,7 +102,7 @@ def judge_size_as(spec: Spec | None, header: Header, limits: WireLimits) -> Spec
         raise RemoteProtocolError("unknown frame flags")
     if spec is None and header.type < 0x80:
         raise RemoteProtocolError(f"unknown frame type {header.type:#04x}")
-    bytes_max = limits.frame_bytes_max if spec is None else body_bytes_max(spec, limits)
+    bytes_max = (spec is not None and spec.body_bytes_max) or limits.frame_bytes_max
     if header.body_bytes > bytes_max:
         text = f"{_name(spec)} of {header.body_bytes} bytes; at most {bytes_max}"
         raise RemoteProtocolError(text)
@@ -141,7 +143,7 @@ def estimate_bytes(message: Message) -> int:
 
 def _pack(spec: Spec, message: Message) -> tuple[bytes, bytes]:
     _check_pieces(message)
-    raw = write_fields(spec.fields, message)
+    raw = spec.layout.write(message)
     parts = []
     for name, column in spec.columns.items():
         try:
@@ -149,27 +151,51 @@ def _pack(spec: Spec, message: Message) -> tuple[bytes, bytes]:
         except BreachError as breach:
             raise BreachError(f"{name} {breach}") from None
         parts.append(packed)
-    return msgpack.packb(raw, use_bin_type=True), b"".join(parts)
+    return _PACK(raw), b"".join(parts)
 
 
 def _build(spec: Spec, frame: Frame) -> Message:
-    raw = _unpack_head(frame.head)
-    if raw.keys() != spec.heads_fields:
-        missing = next((name for name in (*spec.fields, *spec.columns) if name not in raw), None)
-        raise BreachError("has an unknown key" if missing is None else f"lacks {missing!r}")
-    values: dict[str, Any] = {"session": frame.header.session} if spec.has_session else {}
-    name = ""
-    try:
-        for name, kind in spec.fields.items():
-            values[name] = kind.read(raw[name])
-        cursor = Cursor(frame.blob)
-        for name, column in spec.columns.items():
-            values[name] = column.read(raw[name], cursor)
-    except BreachError as breach:
-        raise BreachError(f"{name} {breach}") from None
-    cursor.finish()
-    message: Message = spec.shape(**values)
+    raw = _unpack_plain(spec, frame.head)
+    if raw is None:
+        raw = _unpack_head(frame.head)
+        judge_keys(raw, {**spec.fields, **spec.columns})
+    spec.layout.read(raw)
+    if spec.columns:
+        name, cursor = "", Cursor(frame.blob)
+        try:
+            for name, column in spec.columns.items():
+                raw[name] = column.read(raw[name], cursor)
+        except BreachError as breach:
+            raise BreachError(f"{name} {breach}") from None
+        cursor.finish()
+    elif frame.blob:
+        raise BreachError("leaves bytes of the blob unread")
+    if spec.has_session:
+        raw["session"] = frame.header.session
+    message: Message = spec.shape(**raw)
     return message
+
+
+def _unpack_plain(spec: Spec, head: bytes) -> dict[str, Any] | None:
+    """Unpack a head whose keys need no look one by one, as nearly all are: all are there, no more were said, and none is in a map within.
+
+    None when it is another one, or a bad one: `_unpack_head` says which.
+    """
+    if not head or head[0] != spec.map_byte:
+        return None
+    try:
+        raw: dict[str, Any] = msgpack.unpackb(
+            head,
+            ext_hook=_refuse_ext,
+            max_array_len=_ARRAY_MAX,
+            max_map_len=_MAP_MAX,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException):
+        return None
+    if raw.keys() != spec.heads_fields or (spec.listed and any(map(raw.get, spec.listed))):
+        return None
+    return raw
 
 
 def _unpack_head(head: bytes) -> dict[str, Any]:
@@ -209,5 +235,5 @@ def _refuse_ext(_code: int, _data: bytes) -> Any:
 
 
 def _check_pieces(message: Message) -> None:
-    if isinstance(message, _PIECED) and message.piece >= message.pieces:
+    if type(message) in _PIECED and message.piece >= message.pieces:  # type: ignore[union-attr] # by the table
         raise BreachError("piece is not below pieces")

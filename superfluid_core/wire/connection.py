@@ -15,7 +15,7 @@ from superfluid_core.wire import codec
 from superfluid_core.wire.frames import FrameBuffer, Header, name_stranger
 from superfluid_core.wire.messages import Goaway, Hello, Message, Open, Welcome
 from superfluid_core.wire.schema import Role, schema
-from superfluid_core.wire.states import EXPECTED, TRANSITIONS, State, kind_of
+from superfluid_core.wire.states import EXPECTED, State, next_state
 
 MINOR_OLDEST = 0
 """The oldest minor that this build still speaks: always the one before its own, or 0."""
@@ -28,10 +28,10 @@ class Connection:
         self.role = role
         self.state = State.START
         self.is_going_away = False
+        self._peer = role.other
         self._limits = limits
         self._schema = schema(limits)
         self._expected = EXPECTED[role]
-        self._peer_role = role.other
         self._frames = FrameBuffer()
         self._hello: Hello | None = None
         self._welcome: Welcome | None = None
@@ -57,7 +57,7 @@ class Connection:
     def send(self, message: Message) -> bytes:
         """Make the bytes to write. Raises LocalProtocolError, and then nothing has changed."""
         spec = self._schema.by_shape[type(message)]
-        after = TRANSITIONS[self.state].get(kind_of(message))
+        after = next_state(self.state, message)
         if self.role not in spec.senders or after is None:
             raise LocalProtocolError(f"a {self.role} sends no {spec.name} in {self.state.name}")
         data = codec.encode_as(spec, message, self._limits)
@@ -68,7 +68,7 @@ class Connection:
     # --- in ---------------------------------------------------------------------------------------
 
     def receive_data(self, data: bytes, now_ns: int) -> None:
-        if self.state not in (State.BROKEN, State.CLOSED):
+        if self.state is State.OPEN or self.state not in (State.BROKEN, State.CLOSED):
             self._frames.feed(data, now_ns)
 
     def receive_eof(self) -> None:
@@ -81,7 +81,9 @@ class Connection:
 
     def next_event(self) -> Message | None:
         """Return the next message, or None until more bytes are received. Raises RemoteProtocolError."""
-        while self.state not in (State.BROKEN, State.CLOSED):
+        while self.state is State.OPEN or self.state not in (State.BROKEN, State.CLOSED):
+            if self._frames.is_empty:
+                return None
             try:
                 frame = self._frames.next(self._judge)
                 if frame is None:
@@ -90,7 +92,7 @@ class Connection:
                 if spec is None:
                     continue  # an optional type of a later minor
                 message = codec.decode_as(spec, frame)
-                after = TRANSITIONS[self.state].get(kind_of(message))
+                after = next_state(self.state, message)
                 if after is None:
                     raise self._out_of_order(type(message).__name__)
                 if after is not self.state:
@@ -133,8 +135,8 @@ class Connection:
             raise RemoteProtocolError(stranger)
         if expected is not None and (spec is None or spec.shape not in expected):
             raise self._out_of_order(f"frame type {header.type:#04x}")
-        if spec is not None and self._peer_role not in spec.senders:
-            raise RemoteProtocolError(f"a {self._peer_role} sends no {spec.name}")
+        if spec is not None and self._peer not in spec.senders:
+            raise RemoteProtocolError(f"a {self._peer} sends no {spec.name}")
         codec.judge_size_as(spec, header, self._limits)
 
     def _out_of_order(self, what: str) -> RemoteProtocolError:

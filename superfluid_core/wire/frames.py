@@ -75,6 +75,10 @@ class FrameBuffer:
         """The judged header of the unfinished frame, once its 16 bytes are here."""
         return self._header
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._data
+
     def __len__(self) -> int:
         return len(self._data) - self._at
 
@@ -92,21 +96,20 @@ class FrameBuffer:
 
     def next(self, judge: Callable[[Header], None]) -> Frame | None:
         """Return the next whole frame, or None until more bytes are fed."""
-        data, header = self._data, self._header
-        there = len(data) - self._at
+        data, head_at, header = self._data, self._at + HEADER_BYTES, self._header
         if header is None:
-            if there < HEADER_BYTES:
+            if len(data) < head_at:
                 return None
-            header = Header(*HEADER.unpack_from(data, self._at))
+            header = Header._make(HEADER.unpack_from(data, self._at))
             judge(header)
             self._header = header
-        if there < HEADER_BYTES + header.body_bytes:
-            return None
-        head_at = self._at + HEADER_BYTES
-        blob_at = head_at + header.head_bytes
         end = head_at + header.body_bytes
+        if len(data) < end:
+            return None
+        blob_at = head_at + header.head_bytes
         if header.body_bytes <= _SMALL_BYTES:  # copied twice sooner than looked at without
-            frame = Frame(header, bytes(data[head_at:blob_at]), bytes(data[blob_at:end]))
+            blob = bytes(data[blob_at:end]) if blob_at < end else b""
+            frame = Frame(header, bytes(data[head_at:blob_at]), blob)
         else:
             with memoryview(data) as view:
                 frame = Frame(header, bytes(view[head_at:blob_at]), bytes(view[blob_at:end]))

@@ -43,6 +43,11 @@ SESSION_ROWS_MAX = 64
 """So many rows of SESSIONS always fit a frame, whatever the tenants are called."""
 
 
+FIXMAP = 0x80
+FIXMAP_KEYS_MAX = 15
+"""So many keys msgpack counts in the byte that begins a map."""
+
+
 class Role(StrEnum):
     """Who speaks on a link. The node is always the server, whoever dialled."""
 
@@ -52,6 +57,15 @@ class Role(StrEnum):
     @property
     def other(self) -> Role:
         return Role.NODE if self is Role.HEAD else Role.HEAD
+
+
+def _holds_map(kind: k.Kind) -> bool:
+    """Whether there is a map in every value of this kind that is neither nil nor empty."""
+    if isinstance(kind, k.Nilable | k.ListOf):
+        return _holds_map(kind.kind)
+    return isinstance(kind, k.Record) or (
+        isinstance(kind, k.Row) and any(map(_holds_map, kind.kinds))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +80,22 @@ class Spec:
     has_session: bool = False
     may_lack_session: bool = False
     body_bytes_max: int = 0
+    layout: k.Layout = field(init=False, repr=False, compare=False)
     heads_fields: frozenset[str] = field(init=False)
+    map_byte: int = field(init=False)
+    """What a head begins with in which no key can come twice unnoticed: so many keys. -1: there is no such head."""
+    listed: tuple[str, ...] = field(init=False)
+    """Fields that hold no map only while they are empty."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "heads_fields", frozenset(self.fields) | frozenset(self.columns))
+        names = frozenset(self.fields) | frozenset(self.columns)
+        holding = {name: kind for name, kind in self.fields.items() if _holds_map(kind)}
+        is_flat = all(isinstance(kind, k.ListOf) for kind in holding.values())
+        is_short = len(names) <= FIXMAP_KEYS_MAX
+        object.__setattr__(self, "layout", k.Layout(self.fields))
+        object.__setattr__(self, "heads_fields", names)
+        object.__setattr__(self, "map_byte", FIXMAP + len(names) if is_flat and is_short else -1)
+        object.__setattr__(self, "listed", tuple(holding))
 
     @property
     def name(self) -> str:

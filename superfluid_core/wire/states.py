@@ -73,6 +73,15 @@ TRANSITIONS: Mapping[State, Mapping[Kind, State]] = {
     State.CLOSED: {},
 }
 
+
+def next_state(state: State, message: m.Message) -> State | None:
+    """Say what the machine is in after this message; None when it is out of order."""
+    kind = kind_of(message)
+    if kind is Kind.OTHER and state is State.OPEN:  # nearly every message: no look into the table
+        return state
+    return TRANSITIONS[state].get(kind)
+
+
 _TO_HEAD = (m.Welcome, m.Refuse, m.LinkError)
 
 EXPECTED: Mapping[Role, Mapping[State, tuple[type[Any], ...]]] = {

@@ -27,6 +27,10 @@ from superfluid_head.fleet.translate import arrived_of
 from superfluid_noded.agent import Agent
 from tests.sim.world import MS, SECOND, World
 
+JUDGED = frozenset({Closed, Tokens, Renew, Open})
+"""Messages of which something is noted when a link is given them."""
+WRITTEN = frozenset({Tokens, Closed, Refuse})
+"""The same, when a node writes them."""
 TTL_MAX_MS = 30_000
 LIE_S_MAX = 60
 
@@ -97,7 +101,7 @@ class Checks:
             data: bytes = original(connection, message)
             if world.ghost is None:
                 world.note(data)
-                if connection.role is Role.NODE:
+                if connection.role is Role.NODE and type(message) in WRITTEN:
                     self._node_wrote(connection, message)
             return data
 
@@ -127,7 +131,10 @@ class Checks:
 
     def _tap_link(self, original: Any) -> Any:
         def send_all(link: Link, messages: Iterable[Message]) -> None:
-            original(link, [each for one in messages for each in self._sent_for(link, one)])
+            given = tuple(messages)
+            if not JUDGED.isdisjoint(map(type, given)):
+                given = tuple([each for one in given for each in self._sent_for(link, one)])
+            original(link, given)
 
         return send_all
 
@@ -173,18 +180,20 @@ class Checks:
             connection = head.link._connection
             if isinstance(message, Renew):
                 self._renewed(connection, message.stamp_ns)
+            if not isinstance(message, Open):
+                original(agent, head, message)
+                return
             before = set(agent.roster.live)
             was_draining = agent.is_draining
             original(agent, head, message)
-            if isinstance(message, Open):
-                key = (message.session, message.epoch)
-                is_new = bool(set(agent.roster.live) - before)
-                self._judge_open(agent, head.name, message, is_new=is_new)
-                if was_draining and is_new:
-                    self.world.broken("a draining node took a session")
-                ttl_ns = min(message.lease_ttl_ms, TTL_MAX_MS) * MS
-                lease = Lease(message.lease_stamp_ns + ttl_ns, ttl_ns)
-                self._leases.setdefault(connection, {})[key] = lease
+            key = (message.session, message.epoch)
+            is_new = bool(set(agent.roster.live) - before)
+            self._judge_open(agent, head.name, message, is_new=is_new)
+            if was_draining and is_new:
+                self.world.broken("a draining node took a session")
+            ttl_ns = min(message.lease_ttl_ms, TTL_MAX_MS) * MS
+            lease = Lease(message.lease_stamp_ns + ttl_ns, ttl_ns)
+            self._leases.setdefault(connection, {})[key] = lease
 
         return receive
 

@@ -128,12 +128,22 @@ class Load:
     leave_pct: int
 
 
+def draw_ids(drawn: random.Random, count: int) -> list[int]:
+    """Draw ids below 600: what `randrange` gives, without its five calls for each."""
+    ids: list[int] = []
+    while len(ids) < count:
+        number = drawn.getrandbits(10)
+        if number < 600:
+            ids.append(number)
+    return ids
+
+
 def draw_client(
     number: int, load: Load, drawn: random.Random, world: World, process: Process
 ) -> Client:
     """Make up one request and the manner of its client."""
     length = drawn.randrange(2, load.prompt_max) if drawn.random() < 0.9 else load.prompt_max
-    prompt = [drawn.randrange(600) for _ in range(length)]
+    prompt = draw_ids(drawn, length)
     shared = drawn.random() < 0.3
     if shared:
         prompt = [7] * (length // 2) + prompt[length // 2 :]

@@ -95,6 +95,9 @@ class Inspector:
         """A head that is awake leaves a link on which it, or its node, has not been heard for so long."""
         pair, now_ns = (head, node), self.world.now_ns
         ways = (self.network.route(head.host, node.host), self.network.route(node.host, head.host))
+        if not (ways[0].is_blocked or ways[1].is_blocked):
+            self._unheard_ns.pop(pair, None)
+            return
         process, fleet = head.process, head.fleet
         is_awake = process is not None and not process.is_frozen and not process.is_dead
         cut_ns = [way.blocked_ns for way in ways if way.is_blocked]

@@ -6,6 +6,7 @@ the time of a run, and why, is all in `installed`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import signal
@@ -26,6 +27,7 @@ from superfluid_noded.config import NodeConfig, Surroundings, build_config, read
 from superfluid_noded.node import Node
 from superfluid_noded.server import NodeServer
 from tests.sim.engine import Ills, VirtualEngine, VirtualEngineLoop
+from tests.sim.loop import sleep
 from tests.sim.network import Network, Port, SocketModule
 from tests.sim.world import Process, World
 
@@ -91,6 +93,7 @@ def installed() -> Iterator[None]:
         (node_module, "secrets", _Secrets()),
         (joiner_module, "random", _Drawn()),
         (server_module, "Collector", _Collector),
+        (asyncio, "sleep", sleep),
         (
             prefix_reports,
             "TURNS",

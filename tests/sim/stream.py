@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tests.sim.world import Process, ViolationError
@@ -75,9 +76,10 @@ class Pipe:
         self._sent += 1
         world = self.net.world
         due_ns = world.now_ns + self.route.latency_ns + self.route.extra_ns
-        due_ns = self._last_ns = max(due_ns, self._last_ns + 1)
-        number = self._sent
-        world.at(due_ns, lambda: self._arrive(number, item), None)
+        if due_ns <= self._last_ns:
+            due_ns = self._last_ns + 1
+        self._last_ns = due_ns
+        world.at(due_ns, partial(self._arrive, self._sent, item), None)
 
     def _arrive(self, number: int, item: Item) -> None:
         if self.route.is_blocked or self.held:
@@ -190,7 +192,8 @@ class End(asyncio.Transport):
                 self.pipe.send(ConnectionResetError("connection reset by peer"))
             return
         self.rx.append(item)
-        self.read_soon()
+        if not self._is_read_due:
+            self.read_soon()
 
     def read_soon(self) -> None:
         if self._is_read_due or self.protocol is None or self.process.is_frozen or not self.rx:

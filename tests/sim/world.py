@@ -43,15 +43,16 @@ class Process:
         self.failure: BaseException | None = None
         self.is_over = False
         self._origin_ns = world.now_ns
+        self._ahead_ns = BASE_NS - world.now_ns
         self.loop = ProcessLoop(self)  # type: ignore[abstract]
 
     # --- its clocks (superfluid_core.clock.Clock) -------------------------------------------------
 
     def now_ns(self) -> int:
+        if not self.drift_ppm:
+            return self.world.now_ns + self._ahead_ns
         elapsed_ns = self.world.now_ns - self._origin_ns
-        if self.drift_ppm:
-            elapsed_ns += elapsed_ns * self.drift_ppm // 1_000_000
-        return BASE_NS + elapsed_ns
+        return BASE_NS + elapsed_ns + elapsed_ns * self.drift_ppm // 1_000_000
 
     def boot_ns(self) -> int:
         return self.now_ns() + self.boot_offset_ns
@@ -176,7 +177,9 @@ class World:
                 self.ghost.deferred.append(event)
             return
         self._sequence += 1
-        heapq.heappush(self._heap, (max(when_ns, self.now_ns), self._sequence, event, process))
+        if when_ns < self.now_ns:
+            when_ns = self.now_ns
+        heapq.heappush(self._heap, (when_ns, self._sequence, event, process))
 
     def after(self, delay_ns: int, event: Callable[[], object]) -> None:
         self.at(self.now_ns + delay_ns, event, None)
@@ -200,8 +203,7 @@ class World:
 
     def note(self, data: bytes) -> None:
         """Add to the trace."""
-        self._trace.update(self.now_ns.to_bytes(8, "little"))
-        self._trace.update(data)
+        self._trace.update(self.now_ns.to_bytes(8, "little") + data)
 
     @property
     def trace(self) -> str:
@@ -242,7 +244,9 @@ class World:
             process.deferred.append(timer)
         elif timer.callback is END_OF_SLEEP:
             self.events += 1
-            timer.run(process.loop)
+            future, value = timer.args
+            if not future.cancelled():
+                future.set_result(value)
         else:
             process.loop.ready.append(timer)
             self.wake(process)
@@ -264,12 +268,12 @@ class World:
     def _turn(self, process: Process) -> None:
         """One iteration of a process's loop: what was ready when it began."""
         loop = process.loop
-        ready, count = loop.ready, len(loop.ready)
+        ready = loop.ready
         self.current = process
         asyncio._set_running_loop(loop)
-        done = 0
-        while done < count and ready:  # it may be killed by one of its own callbacks, or frozen
-            done += 1
+        for _ in range(len(ready)):
+            if not ready:  # it may be killed by one of its own callbacks, or frozen
+                break
             handle = ready.popleft()
             if not handle.is_cancelled:
                 self.events += 1

@@ -368,6 +368,7 @@ class Posted:
     """A request whose body comes in parts."""
 
     headers: ClassVar[Mapping[str, str]] = {}
+    scope: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, parts: list[bytes]) -> None:
         self._parts = parts

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgpack
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from superfluid_core.session import TokenLogprobs
 from superfluid_core.wire import codec, kinds
 from superfluid_core.wire import messages as m
 from superfluid_core.wire.connection import Connection
-from superfluid_core.wire.frames import HEADER, HEADER_BYTES
+from superfluid_core.wire.frames import HEADER, HEADER_BYTES, Frame, FrameBuffer
 from superfluid_core.wire.schema import Role, schema
 
 LIMITS = WireLimits()
@@ -300,3 +301,70 @@ def test_a_flipped_byte_never_raises_anything_else(data: st.DataObject) -> None:
         connection.next_event()
     except RemoteProtocolError:
         assert connection.state is connection.state.BROKEN
+
+
+# --- a head that is read at once is judged like one whose maps are looked at one by one --------------
+
+
+def parted(message: m.Message) -> Frame:
+    """The frame of a message, undecoded."""
+    frames = FrameBuffer()
+    frames.feed(codec.encode(message), 0)
+    frame = frames.next(lambda _header: None)
+    assert frame is not None
+    return frame
+
+
+def said(head: bytes) -> list[bytes]:
+    """The pairs of a head, still packed."""
+    return [
+        msgpack.packb(key) + msgpack.packb(value) for key, value in msgpack.unpackb(head).items()
+    ]
+
+
+def test_a_longer_way_to_count_the_keys_says_the_same(examples: dict[str, Any]) -> None:
+    for message in examples.values():
+        frame = parted(message)
+        pairs = said(frame.head)
+        head = b"\xde" + len(pairs).to_bytes(2, "big") + b"".join(pairs)
+        assert codec.decode(Frame(frame.header, head, frame.blob)) == message
+
+
+def test_a_key_that_comes_twice_is_a_breach_in_every_message(examples: dict[str, Any]) -> None:
+    for message in examples.values():
+        frame = parted(message)
+        pairs = said(frame.head)
+        for wrong in ([*pairs, pairs[0]], [pairs[0], *pairs[:-1]]):
+            count = len(wrong)
+            if count > 15 or wrong == pairs:
+                continue
+            head = bytes((0x80 | count,)) + b"".join(wrong)
+            with pytest.raises(RemoteProtocolError):
+                codec.decode(Frame(frame.header, head, frame.blob))
+
+
+def test_a_key_that_comes_twice_within_a_list_is_a_breach() -> None:
+    load = m.EngineLoad(1, 2, 3, 4, 5, 6, 7, 1.0, ())
+    status = m.Status(1, 2, 3, 4, (0, 0, 0, 0), 5, 6, 7, 8, 1.0, (), 9, False, (load, load))
+    frame = parted(status)
+    assert codec.decode(frame) == status
+    once, twice = msgpack.packb("lanes") + b"\x02", 2 * (msgpack.packb("lanes") + b"\x02")
+    head = frame.head.replace(b"\x89", b"\x8a").replace(b"\xa5" + once[1:], twice)
+    head = head.replace(twice, once, 1)  # the status's own
+    assert head != frame.head
+    with pytest.raises(RemoteProtocolError, match="a key twice"):
+        codec.decode(Frame(frame.header, head, frame.blob))
+
+
+def test_the_first_wrong_field_is_named_whatever_its_kind() -> None:
+    closed = m.Closed(1, 2, m.CloseReason.FENCED, None, "")
+    frame = parted(closed)
+    raw = msgpack.unpackb(frame.head)
+    for wrong, named in (
+        ({"epoch": -1, "reason": "?"}, "epoch"),
+        ({"reason": "?", "text": 1}, "reason"),
+        ({"text": 1}, "text"),
+    ):
+        head = msgpack.packb(raw | wrong)
+        with pytest.raises(RemoteProtocolError, match=f"bad Closed: {named} "):
+            codec.decode(Frame(frame.header, head, frame.blob))
