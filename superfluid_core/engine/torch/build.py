@@ -55,7 +55,7 @@ from superfluid_core.limits import MIB
 from superfluid_core.modelfiles.config import ModelConfig
 from superfluid_core.session import Determinism
 
-CODE_VERSION = "3"  # changes whenever the same weights would give other numbers
+CODE_VERSION = "4"  # changes whenever the same weights would give other numbers
 STEP_TOKENS = {"cpu": 512, "cuda": 2048}
 KEPT = ", weights kept quantized"
 POOLING = {"flashinfer": "padded"}  # a backend with a workspace of its own is too dear for one text

@@ -4,7 +4,8 @@ A lane's positions are cut into tiles of TILE_ROWS. A tile is always computed as
 p mod TILE_ROWS, over the keys of all tiles up to its own. Places that a step does not compute hold a blank row, whose keys and
 values are thrown away. So the shape of every operation and a row's place in it follow from the row's position alone, however
 a prompt is cut, whoever runs in other ticks, wherever the blocks lie; and kernels do not mix rows. That last claim is
-about this torch on this machine, so `holds` tries it on the loaded weights before it is offered to anybody.
+about this torch on this machine, so `holds` tries it on the loaded weights before it is offered to anybody. The head always
+multiplies one row, the one that is sampled: it is as fixed a shape, and blank rows of a large vocabulary are dear.
 
     positions     0 ..... 31 | 32 ........ 63 | 64 ...          a chunk 20 .. 40 is computed as
     tile 0 of it  blank x 20, rows 20 .. 31     over keys 0 .. 31, hidden ones masked
@@ -97,10 +98,10 @@ class InvariantForward:
             hidden = self._run_row(row, blocks)
             if row.samples:
                 place = (row.position + len(row.inputs) - 1) % TILE_ROWS
-                found.append(self._decoder.project(hidden)[place])
+                found.append(self._decoder.project(hidden[place : place + 1]))
         if not found:
             return torch.empty((0, self._decoder.config.vocabulary), device=self._pool.device)
-        return torch.stack(found).float()
+        return torch.cat(found).float()
 
     def holds(self) -> bool:
         """Whether a tile gives the same bits as its rows computed in two cuts. Uses, then clears, the first blocks."""

@@ -6,7 +6,7 @@ same numbers, those of the dequantized matrix rounded to the dtype of the rows; 
 
 How a row is computed follows from the class of the number of rows (triton/products.py has 16, 32, 64, any up to DEQUANTIZE_ROWS) and from the
 sizes of the matrix, never from what other rows hold, and no sum is left to chance: the same rows give the same bits every time.
-Batch-invariant lanes compute whole tiles of invariant.TILE_ROWS rows and nothing else, so they always meet one class here;
+Batch-invariant lanes compute whole tiles of invariant.TILE_ROWS rows and one row of the head, so a matrix always meets one class here;
 `InvariantForward.holds` tries that on the loaded weights, these included.
 """
 
