@@ -18,7 +18,7 @@ from superfluid_core.session import (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class GenerationRequest:
     """One choice; nobody changes it (not frozen, as a `SessionSpec`). `stop_ids` are the request's own; the model's end-of-text ids count unless `ignore_eos`.
 
