@@ -23,7 +23,7 @@ from tests.unit.scheduler.machine import SchedulerMachine
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 SETTINGS = settings(
-    max_examples=200,
+    max_examples=1_000,
     stateful_step_count=60,
     deadline=None,
     derandomize=True,
