@@ -1,7 +1,8 @@
 """Which node takes a request: one pure function over a view, by a policy chosen from a table.
 
 Nodes that cannot take it fall away first, each with its reason. The rest get a score, lower is better; scores that are
-equal to a millionth are a tie and a drawn value decides, so that equal nodes share alike. What was compared is kept in
+equal to a millionth are a tie, which goes to the node that was chosen longest ago, so that equal nodes share alike; among nodes that
+never were a drawn value decides, so that several heads do not all begin with the same one. What was compared is kept in
 the answer: it is what `superfluid fleet why` prints. A refusal says whether waiting can help.
 
 New requests are answered from the view's ranking without looking at every node. Moves, and requests that avoid a node or
@@ -147,7 +148,7 @@ def choose(
     query = Query(
         weighed_tokens(request), max(1, request.expected_output), view.turn, len(ranking.order)
     )
-    ask = _Ask(ranking, model, request, query, draw)
+    ask = _Ask(view, ranking, model, request, query, draw)
     if request.is_move or request.avoid or request.weights is not None:
         return ask.among_all(now_ns)
     verdict = ask.from_shelves()
@@ -173,13 +174,14 @@ def choose_among_all(
     query = Query(
         weighed_tokens(request), max(1, request.expected_output), view.turn, len(ranking.order)
     )
-    return _Ask(ranking, model, request, query, draw).among_all(now_ns)
+    return _Ask(view, ranking, model, request, query, draw).among_all(now_ns)
 
 
 @dataclass(slots=True)
 class _Ask:
-    """One request, put to one ranking."""
+    """One request, put to one ranking of the view."""
 
+    view: FleetView
     ranking: Ranking
     model: ModelCards
     request: PlacementRequest
@@ -205,8 +207,7 @@ class _Ask:
         hits = self._offer_hits(shelves, found)
         for shelf in shelves:
             shelf.search(self.query, found)
-        ties = found.ties(hits)
-        name = self.ranking.order[_drawn(ties, self.draw)]
+        name = self._tied(found.ties(hits))
         return Choice(name, request.max_output, self.ranking.policy, self._compared(found))
 
     def _shelves(self, wide: Sequence[Lot]) -> list[Shelf]:
@@ -282,7 +283,7 @@ class _Ask:
         rank = RANK[self.ranking.policy]
         for card in able:
             found.offer(rank(card, request, self.query), [card.entry.position])
-        name = self.ranking.order[_drawn(found.ties(set()), self.draw)]
+        name = self._tied(found.ties(set()))
         return Choice(name, max_output, self.ranking.policy, self._compared_all(judged))
 
     def _unspared(self, card: Card, verdict: Fit, now_ns: int) -> Fit:
@@ -320,6 +321,15 @@ class _Ask:
             return [], request.max_output
         widest = [card for card in up if card.offer.window == window]
         return widest, min(request.max_output, window - request.prompt)
+
+    def _tied(self, ties: Sequence[int]) -> str:
+        """Among equals take the one that was chosen longest ago, or the one that the draw falls on if several never were."""
+        chosen = self.view.chosen
+        first = min(ties, key=chosen.__getitem__)
+        if not chosen[first]:
+            new = [position for position in ties if not chosen[position]]
+            first = new[min(len(new) - 1, int(self.draw * len(new)))]
+        return self.ranking.order[first]
 
     # --- what was compared ------------------------------------------------------------------------
 
@@ -392,8 +402,3 @@ RANK: dict[Policy, Callable[[Card, PlacementRequest, Query], float]] = {
     Policy.LEAST_LOADED: _sessions,
     Policy.ROUND_ROBIN: _distance,
 }
-
-
-def _drawn(ties: Sequence[int], draw: float) -> int:
-    """Among equals take the one that the draw falls on."""
-    return ties[min(len(ties) - 1, int(draw * len(ties)))]

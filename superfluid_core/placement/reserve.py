@@ -183,9 +183,9 @@ def place(
     draw: float,
     now_ns: int,
 ) -> Placed | Refusal:
-    """Choose a node and reserve it. `draw` in [0, 1) breaks ties."""
+    """Choose a node and reserve it. `draw` in [0, 1) breaks ties between nodes that were not chosen yet."""
     verdict = choose(view, request, policy, limits, draw=draw, now_ns=now_ns)
     if isinstance(verdict, Refusal):
         return verdict
-    view.turn = 1 + view.positions[verdict.node]
+    view.choose(verdict.node)
     return Placed(verdict, Reservation(view.nodes[verdict.node], request))

@@ -186,10 +186,12 @@ class NodeView(Work):
 class FleetView:
     """All nodes in the order in which they were named, and whose turn it is under round-robin.
 
-    `changed` names the nodes that are no longer as `ranking` knows them; a node that comes or goes makes it void.
+    `chosen` says by position which choice fell on a node last, counted from 1 by `choices`; 0 is none yet. `changed` names the nodes that are no longer as `ranking` knows them; a node that comes or goes makes it void.
     """
 
-    __slots__ = ("_nodes", "changed", "nodes", "positions", "ranking", "turn")
+    __slots__ = (
+        "_nodes", "changed", "choices", "chosen", "nodes", "positions", "ranking", "turn",
+    )  # fmt: skip
 
     def __init__(self, nodes: Mapping[str, NodeView] | None = None) -> None:
         self._nodes: dict[str, NodeView] = {}
@@ -198,6 +200,8 @@ class FleetView:
         self.changed: dict[str, None] = {}
         self.ranking: Ranking | None = None
         self.turn = 0
+        self.choices = 0
+        self.chosen: list[int] = []
         for node in (nodes or {}).values():
             self.add(node)
 
@@ -205,6 +209,7 @@ class FleetView:
         """Take `node` in, behind the others."""
         assert node.name not in self._nodes, "two nodes of one name"
         self.positions[node.name] = len(self._nodes)
+        self.chosen.append(0)
         self._nodes[node.name] = node
         node.watchers = (*node.watchers, self.changed)
         self.ranking = None
@@ -215,9 +220,17 @@ class FleetView:
         node.watchers = tuple(each for each in node.watchers if each is not self.changed)
         if self.positions[name] < self.turn:
             self.turn -= 1
+        del self.chosen[self.positions[name]]
         self.positions = {each: place for place, each in enumerate(self._nodes)}
         self.changed.pop(name, None)
         self.ranking = None
+
+    def choose(self, name: str) -> None:
+        """Note that a choice fell on a node."""
+        position = self.positions[name]
+        self.choices += 1
+        self.chosen[position] = self.choices
+        self.turn = 1 + position
 
 
 @dataclass(slots=True)

@@ -101,6 +101,47 @@ def test_sustained_load_on_equal_nodes_stays_within_ten_percent(kit: Any, draws:
         assert shares[name] == pytest.approx(2_000 * speed / 4.0, rel=0.10)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_fifty_nodes_that_are_mostly_idle_take_turns_whoever_is_idle(kit: Any, seed: int) -> None:
+    """Four requests a node, one after another, each gone before its node's next turn: nobody gets a fifth."""
+    # drawn values fall on a list of ties that changes with every request: some nodes got six, others one (`fifty`)
+    drawn = random.Random(seed)
+    view = kit.view(*(kit.node(f"n{i}", lanes=8) for i in range(50)))
+    shares: Counter[str] = Counter()
+    running: list[tuple[int, Placed]] = []
+    for n in range(200):
+        for due, placed in [each for each in running if each[0] <= n]:
+            placed.reservation.release()
+            view.nodes[placed.choice.node].held.departed = 0
+            view.nodes[placed.choice.node].touch()
+            running.remove((due, placed))
+        placed = place_one(view, kit.request(), draw=drawn.random())
+        assert isinstance(placed, Placed)
+        shares[placed.choice.node] += 1
+        running.append((n + drawn.randint(5, 49), placed))
+    assert set(shares.values()) == {4}
+
+
+def test_among_equals_the_one_chosen_longest_ago_is_next_and_of_new_ones_the_drawn(
+    kit: Any,
+) -> None:
+    view = kit.view(*(kit.node(name, lanes=64) for name in "abcd"))
+
+    def take(draw: float) -> str:
+        placed = place_one(view, kit.request(), draw=draw)
+        assert isinstance(placed, Placed)
+        placed.reservation.release()
+        view.nodes[placed.choice.node].held.departed = 0
+        view.nodes[placed.choice.node].touch()
+        return placed.choice.node
+
+    assert [take(draw) for draw in (0.6, 0.0, 0.0, 0.9)] == ["c", "a", "b", "d"]
+    assert [take(0.5) for _ in range(4)] == ["c", "a", "b", "d"]
+    view.remove("a")
+    view.add(kit.node("e", lanes=64))
+    assert [take(0.9) for _ in range(5)] == ["e", "c", "b", "d", "e"]
+
+
 def test_queued_prompt_tokens_push_a_request_to_the_other_node(kit: Any) -> None:
     busy, idle = kit.node("a"), kit.node("b")
     busy.load = Load(8, 3, 20_000, 0, 100_000, 4_000.0, busy.load.decode_rates)

@@ -33,7 +33,7 @@ def fresh(view: FleetView) -> FleetView:
             if name != "watchers":
                 setattr(other, name, copy.deepcopy(getattr(node, name)))
         twin.add(other)
-    twin.turn = view.turn
+    twin.turn, twin.choices, twin.chosen = view.turn, view.choices, list(view.chosen)
     return twin
 
 
