@@ -186,7 +186,8 @@ class NodeView(Work):
 class FleetView:
     """All nodes in the order in which they were named, and whose turn it is under round-robin.
 
-    `chosen` says by position which choice fell on a node last, counted from 1 by `choices`; 0 is none yet. `changed` names the nodes that are no longer as `ranking` knows them; a node that comes or goes makes it void.
+    `chosen` says by position which choice fell on a node last, counted from 1 by `choices`; 0 is none yet. `changed` names
+    the nodes that are no longer as `ranking` knows them; a node that comes or goes makes it void.
     """
 
     __slots__ = (
