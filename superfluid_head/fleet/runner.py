@@ -348,6 +348,7 @@ class Runner:
                 self.counters.quarantined += 1
                 self.quarantine.add(generation.request, self._clock.now_ns())
             case t.End():
+                self.room.leave(generation.session)  # an end can come while it waits to be moved
                 self._desk.learn(generation, action.reason)
                 self.counters.ended += 1
                 generation.push(generation.end_event(action.reason, action.stop_id))

@@ -125,7 +125,7 @@ def test_a_node_whose_engine_never_returns_is_not_taken_for_an_idle_one() -> Non
         assert not head.open
 
 
-@pytest.mark.parametrize("seed", [92, 93, 189, 492, 548, 929, 1_061])
+@pytest.mark.parametrize("seed", [92, 93, 189, 492, 548, 929, 1_061, 1_488])
 def test_seeds_that_once_broke_a_promise_keep_it(seed: int) -> None:
     outcome = run_seed(seed)
     assert not outcome.violation

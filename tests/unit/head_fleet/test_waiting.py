@@ -12,7 +12,8 @@ import pytest
 from superfluid_core.clock import MS, SECOND, SystemClock
 from superfluid_core.errors import CapacityError, ErrorCode, SuperfluidError
 from superfluid_core.limits import FleetLimits
-from superfluid_core.session import QosClass
+from superfluid_core.session import FinishReason, QosClass
+from superfluid_head.fleet.events import TokensEvent
 from superfluid_head.fleet.generation import GenerationMachine
 from superfluid_head.fleet.queue import Pace, WaitingRoom
 from superfluid_head.fleet.transitions import (
@@ -346,5 +347,33 @@ def test_a_look_at_the_queue_asks_once_for_all_of_a_kind_also_while_a_node_is_do
             assert len(asked) == 1
             for task in tasks:
                 task.cancel()
+
+    run(scenario())
+
+
+def test_an_output_that_is_stopped_while_it_waits_to_be_moved_takes_no_lane_any_more(
+    kit: Any, reader: Any
+) -> None:
+    # found by the simulation's seed 1488: it was placed once more, without an OPEN, and the lane was never given back
+    async def scenario() -> None:
+        nodes = {name: kit.node(name, lanes=1, step_s=0.02) for name in "ab"}
+        limits = FleetLimits(sessions_over_lanes=0)
+        async with kit.fleet(*nodes.values(), fleet_limits=limits) as fleet:
+            async with asyncio.TaskGroup() as group:
+                rests = group.create_task(reader(fleet, kit.request(1, 60)))
+                await until(lambda: any(node.running for node in nodes.values()))
+                async with fleet.generate(kit.request(2, 500)) as generation:
+                    async for event in generation:
+                        if isinstance(event, TokensEvent):
+                            break
+                    await nodes[generation.node].die()
+                    await until(lambda: fleet.health().waiting == 1)
+                    generation.stop(1)
+                    assert fleet.health().waiting == 0
+                    await rests
+                    end = await anext(generation)
+                    assert end.reason is FinishReason.STOP
+            assert fleet.counters.placements == 2
+            assert (await reader(fleet, kit.request(3, 3))).end.moves == 0
 
     run(scenario())
