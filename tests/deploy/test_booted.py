@@ -27,7 +27,7 @@ def files(folder: Path) -> dict[str, str]:
         "fleet.key": (folder / "fleet.key").read_text(),
         "head.toml": 'fleet = ["127.0.0.1:8454", "127.0.0.1:8455"]\nhttp = ["127.0.0.1:8453"]\n'
         'placement = "round-robin"\n',
-        "noded.toml": 'model = "demo"\nengine = "mock"\nmock-rates = "prefill=0,decode=200"\n',
+        "noded.toml": 'model = "demo"\nengine = "mock"\nmock-rates = "prefill=0,decode=200"\nmock-eos = 0\n',
         "noded-0.env": "SUPERFLUID_LISTEN=127.0.0.1:8454\nSUPERFLUID_MOCK_SCRIPT=/etc/superfluid/hang.jsonl\n",
         "noded-1.env": "SUPERFLUID_LISTEN=127.0.0.1:8455\n",
         "hang.jsonl": json.dumps(HANG) + "\n",

@@ -25,7 +25,7 @@ from tests.unit.noded.conftest import HeadEnd, JumpClock
 
 NODE, HEAD = "superfluid_noded.cli", "superfluid_head.cli"
 NODE_UNIT, HEAD_UNIT = "superfluid-noded@.service", "superfluid-head.service"
-MOCK = ("--engine", "mock", "--model", "demo", "--metrics", "off")
+MOCK = ("--engine", "mock", "--model", "demo", "--mock-eos", "0", "--metrics", "off")
 HUNG_S = LinkLimits().engine_hung_ms / 1000
 
 

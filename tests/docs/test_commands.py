@@ -167,7 +167,7 @@ class Stage:
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("reader")
     recording = folder / "recording.jsonl"
-    flags = ("--engine", "mock", "--model", "demo", "--metrics", "off")
+    flags = ("--engine", "mock", "--model", "demo", "--mock-eos", "0", "--metrics", "off")
     with Rig() as rig:
         key = rig.make_key()
         first = rig.start_node("node-b", *flags, "--record", str(recording), key=key)

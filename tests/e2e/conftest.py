@@ -13,8 +13,9 @@ import pytest
 from superfluid_head.bench.rig import Rig
 from superfluid_head.bench.small_fleet import SmallFleet
 
-MOCK = ("--engine", "mock", "--model", "demo")
-FAST = (*MOCK, "--mock-rates", "prefill=20000,decode=400", "--mock-eos", "0.05")
+PLAIN = ("--engine", "mock", "--model", "demo")
+MOCK = (*PLAIN, "--mock-eos", "0")
+FAST = (*PLAIN, "--mock-rates", "prefill=20000,decode=400", "--mock-eos", "0.05")
 
 
 @pytest.fixture

@@ -98,6 +98,7 @@ def box() -> Iterator[Child]:
     with Rig() as made:
         head = made.start_head(
             *("demo", "--engine", "mock", "--node-arg=--mock-rates=prefill=20000,decode=50"),
+            "--node-arg=--mock-eos=0",
             *("--max-batch", "2", "--class-lanes", "background=1", "--max-queue", "1"),
             "--http-allow-batch-invariant",
         )

@@ -30,7 +30,7 @@ from superfluid_noded import cli, server
 from tests.unit.noded.conftest import HeadEnd, JumpClock
 
 PROGRAM = (sys.executable, "-m", "superfluid_noded.cli")
-MOCK = ("--engine", "mock", "--model", "demo")
+MOCK = ("--engine", "mock", "--model", "demo", "--mock-eos", "0")
 LOOPBACK = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
 SECONDS = 40
 
