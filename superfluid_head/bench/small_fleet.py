@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from superfluid_head.bench.pages import page
 from superfluid_head.bench.rig import Child, Rig, RigError, hostport
 
 LINK_SECONDS = 60.0
@@ -78,7 +79,7 @@ class SmallFleet:
         return list(self.addresses.values())
 
     def served_name(self) -> str:
-        listed = httpx.get(f"{self.url}/v1/models", timeout=10, trust_env=False).json()
+        listed = page(f"{self.url}/v1/models").json()
         return str(listed["data"][0]["id"])
 
     def wait_linked(self) -> None:
@@ -115,7 +116,7 @@ class SmallFleet:
 def metric(url: str, name: str) -> list[float]:
     """Read the values of one metric from a Prometheus page, over all its labels; empty when nobody answers."""
     try:
-        text = httpx.get(f"{url}/metrics", timeout=10, trust_env=False).text
+        text = page(f"{url}/metrics").text
     except httpx.HTTPError:
         return []
     lines = (line for line in text.splitlines() if line.startswith((name + "{", name + " ")))
@@ -142,7 +143,7 @@ def ask_json(url: str, api_key: str | None = None) -> Any:
     """Read one of the routes that tell how a server stands. Raises RigError when it has none."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        reply = httpx.get(url, timeout=20, trust_env=False, headers=headers)
+        reply = page(url, 20, headers)
         reply.raise_for_status()
         return reply.json()
     except (httpx.HTTPError, ValueError) as error:

@@ -16,9 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import httpx
-
 from superfluid_core.link.tls import write_key_file
+from superfluid_head.bench.pages import page
 from superfluid_head.bench.rig import Child, Rig, program
 from superfluid_head.bench.small_fleet import metric, wait_linked
 from tests.chaos.proxy import ChaosProxy, Taps
@@ -173,7 +172,7 @@ class Site:
         wait_linked(self.rig, self.head, self.setup.nodes if count is None else count)
 
     def ask(self, path: str) -> Any:
-        return httpx.get(self.url + path, timeout=10, trust_env=False).json()
+        return page(self.url + path).json()
 
     def node_metric(self, name: str, metric_name: str) -> float:
         host, port = self.node(name).ready["metrics"]

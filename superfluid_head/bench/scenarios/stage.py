@@ -18,6 +18,7 @@ import httpx
 from superfluid_core.clock import MS, Clock, SystemClock
 from superfluid_head.bench.load import Answer, chat, http_client
 from superfluid_head.bench.loops import run
+from superfluid_head.bench.pages import page
 from superfluid_head.bench.rig import Child, Rig, RigError
 from superfluid_head.bench.scenarios.base import Plan
 from superfluid_head.bench.small_fleet import Shape, SmallFleet, real_flags, wait_linked
@@ -91,7 +92,7 @@ def found(plan: Plan) -> Stage:
 
 
 def served_name(url: str) -> str:
-    listed = httpx.get(f"{url}/v1/models", timeout=10, trust_env=False).json()
+    listed = page(f"{url}/v1/models").json()
     return str(listed["data"][0]["id"])
 
 
