@@ -43,6 +43,8 @@ __all__ = [
 # Of a larger fleet the answer keeps the best that were looked at, not every node.
 NODES_KEPT_MAX = 64
 ROWS_KEPT_MAX = 16
+# A moved session does not count on a node's last lane of so many, nor on more of them than sessions may wait there.
+LANES_PER_MARGIN = 8
 
 
 class RefusalKind(StrEnum):
@@ -259,10 +261,11 @@ class _Ask:
             return self._too_long()
         limits = self.ranking.limits
         judged = [(card, fit(card.node, request, limits, now_ns)) for card in wide]
-        able = [card for card, verdict in judged if verdict is Fit.CAPABLE]
-        if request.is_move and not any(map(_has_free_lane, able)):
+        if request.is_move and not any(
+            verdict is Fit.CAPABLE and self._has_lanes_left(card) for card, verdict in judged
+        ):
             judged = [(card, self._unspared(card, verdict, now_ns)) for card, verdict in judged]
-            able = [card for card, verdict in judged if verdict is Fit.CAPABLE]
+        able = [card for card, verdict in judged if verdict is Fit.CAPABLE]
         able = [c for c in able if c.node.name not in request.avoid] or _only_avoided(judged)
         if not able:
             passing = any(verdict.is_passing for _, verdict in judged)
@@ -277,7 +280,7 @@ class _Ask:
                 fits = frozenset(verdict for _, verdict in judged)
                 return Refusal(RefusalKind.FULL, self._compared_all(judged), fits=fits)
             if free:
-                able = free
+                able = [card for card in free if self._has_lanes_left(card)] or free
                 judged = [_passed_over(card, verdict) for card, verdict in judged]
         found = Found()
         rank = RANK[self.ranking.policy]
@@ -285,6 +288,13 @@ class _Ask:
             found.offer(rank(card, request, self.query), [card.entry.position])
         name = self._tied(found.ties(set()))
         return Choice(name, max_output, self.ranking.policy, self._compared_all(judged))
+
+    def _has_lanes_left(self, card: Card) -> bool:
+        """Say whether a lane will still be free when a moved session gets there: the last ones are given to newcomers meanwhile."""
+        offer = card.offer
+        margin = min(self.ranking.limits.sessions_over_lanes, offer.lanes // LANES_PER_MARGIN)
+        is_free = card.entry.in_progress + margin < offer.lanes
+        return is_free and card.node.name not in self.request.avoid
 
     def _unspared(self, card: Card, verdict: Fit, now_ns: int) -> Fit:
         """Judge a node with a free lane as if it were warm: who is in mid-sentence waits nowhere because it is given less."""

@@ -2,7 +2,9 @@
 
 Each class keeps its order per tenant in heaps with lazy deletion: an entry is void once its session's ticket moved on.
 A class is as old as its longest waiter: nobody hides behind a younger head. Cost grows with what changed, never
-with what waits. Preempted sessions stand before all others of their class, the last one put back first.
+with what waits. Preempted sessions stand before all others of their class, the last one put back first. Behind them stand those
+that another node began: their readers are in mid-sentence. They take turns with whoever starves, so that no stream of them
+keeps a newcomer waiting for ever; among themselves they have the policy's order.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from superfluid_core.scheduler.records import Phase, Session
 from superfluid_core.session import QosClass
 
 _SLACK = 64
+# Places before all others of a class: those that another node began share one, each preempted one has its own before it.
+_CONTINUED = -1
 # front, policy key, arrival, ticket: no two entries are equal, so sessions are never compared
 _Order = tuple[int, int, int, int]
 _Entry = tuple[_Order, Session]
@@ -60,6 +64,7 @@ class ClassQueue:
         self._newest: dict[str, _Head] = {}
         self._waiters = _Heap()
         self._capped: set[str] = set()
+        self._was_continued = False
         self.live = 0
 
     def push(self, session: Session) -> None:
@@ -83,6 +88,11 @@ class ClassQueue:
         self._waiters.live -= 1
         self.live -= 1
 
+    def on_taken(self, session: Session) -> None:
+        """Note who got a lane: who was begun elsewhere, and one that starves, take turns."""
+        if session.front in (0, _CONTINUED):
+            self._was_continued = session.front == _CONTINUED
+
     def uncap(self, tenant: str) -> None:
         """Note that the tenant is below its lane cap again."""
         if tenant not in self._capped:
@@ -101,7 +111,9 @@ class ClassQueue:
     def peek(self, period_ns: int, now_ns: int, is_capped: IsCapped) -> Session | None:
         """Who is next; sessions of tenants at their lane cap are passed over."""
         session = self._head(is_capped)
-        if session is None or not self._policy.ages or session.front:
+        if session is None or session.front < _CONTINUED:
+            return session
+        if not (self._was_continued if session.front else self._policy.ages):
             return session
         oldest = self.waiter()
         if oldest is None or not oldest.has_waited(period_ns, now_ns):
@@ -155,7 +167,7 @@ class Queues:
         self._classes = {qos: ClassQueue(policy) for qos in QosClass}
         self._by_rank = list(self._classes.values())
         self._members: dict[int, Session] = {}
-        self._fronts = 0
+        self._fronts = _CONTINUED
         self.tokens = 0
 
     def __len__(self) -> int:
@@ -175,8 +187,9 @@ class Queues:
         return sum(queue.live for queue in self._by_rank[: qos + 1])
 
     def add(self, session: Session, now_ns: int) -> None:
-        """Take a newcomer, behind those who came before it."""
+        """Take a newcomer, behind those who came before it; one that another node began, before the others."""
         session.queued_ns = now_ns
+        session.front = _CONTINUED if session.spec.delivered else 0
         self._enter(session)
 
     def put_back(self, session: Session, now_ns: int) -> None:
@@ -196,6 +209,7 @@ class Queues:
     def take(self, session: Session) -> None:
         """Give the session to a lane: its place of honour, if it had one, is used up."""
         self.remove(session)
+        self._classes[session.qos].on_taken(session)
         session.front = 0
 
     def move(self, session: Session, qos: QosClass) -> None:

@@ -1,11 +1,13 @@
 """Planned moves: sessions leave a node that drains without their readers noticing.
 
-    grace over --> the context is put to another node as a session of its own, of one token ("warming")
+    grace over --> the context is put to another node as the prompt of a session of a few tokens ("warming")
                    the old node is heard all the while; nothing but its rows is delivered
-               --> when that token comes, the other node has the context cached: now the session moves, by the
+               --> when the first comes, the other node has the context cached: now the session moves, by the
                    one rule for all moves (epoch raised first), and only the tokens since then are computed again
 
-So the acceptance rule knows nothing of this: a warming has another session id, and its one token is never looked at. What
+So the acceptance rule knows nothing of this: a warming has another session id, and its tokens are never looked at. It has more
+than one only to keep its lane until it is cancelled in one breath with the OPEN of the session, which gets that lane: one that
+ended by itself left it to whoever waited there, and the session waited for the next. What
 cannot be warmed (no room for long, refusals, a session that still prefills) moves plainly. Bounded: `warming_max` at a time,
 each counted by placement as a prefilling move of its node, WARM_MS_MAX long, WARM_TRIES_MAX times.
 """
@@ -30,6 +32,8 @@ from superfluid_head.fleet.translate import open_of
 
 WARM_MS_MAX = 60_000
 WARM_TRIES_MAX = 3
+WARM_TOKENS = 32
+"""Tokens of a warming: as many as a fast node makes in the time of a way to the head and back."""
 REASON = "planned move"
 
 Feed = Callable[[Generation, t.Relieved], None]
@@ -165,10 +169,13 @@ class Relief:
         journal = generation.machine.journal
         ttl_ms = min(self._link_limits.lease_ttl_ms, standing.welcome.lease_ttl_max_ms)
         lease = (standing.stamp_ns, ttl_ms)
-        count = min(len(journal.ids) + 1, placed.choice.max_output)
-        message = open_of(journal, slot, generation.qos, count, lease)
+        count = min(WARM_TOKENS, placed.choice.max_output - len(journal.ids))
+        message = open_of(journal, slot, generation.qos, max(1, count), lease)
+        # as a prompt of its own: where lanes are short it does not go before those whose readers wait
+        context = (*message.prompt, *message.delivered)
+        message = replace(message, prompt=context, delivered=(), deadline_ms=WARM_MS_MAX)
         try:
-            node.send_on(slot.link, replace(message, deadline_ms=WARM_MS_MAX))
+            node.send_on(slot.link, message)
         except LocalProtocolError:
             self._failed(session)
 

@@ -16,6 +16,7 @@ from superfluid_core.limits import FleetLimits
 from superfluid_core.wire.messages import Prefix
 from superfluid_head.fleet.chronicle import EVENTS_KEPT_MAX, LISTENERS_MAX
 from superfluid_head.fleet.fleet import MovedEvent, NodeAddress, TokensEvent
+from superfluid_head.fleet.relief import WARM_TOKENS
 
 
 def run(scenario: Any) -> Any:
@@ -110,10 +111,15 @@ def test_after_the_grace_sessions_move_while_the_old_node_still_speaks(
             assert told.end.moves == 1
             (new,) = (node for node in nodes.values() if node is not old[0])
             warming, moved = new.opens
-            assert (warming.epoch, warming.max_output) == (1, len(warming.delivered) + 1)
+            # it keeps its lane until it is cancelled: who waits there does not get it
+            assert (warming.epoch, warming.max_output) == (1, WARM_TOKENS)
+            # and it is nobody in mid-sentence, whom a node would let go before others
+            assert not warming.delivered
             assert (moved.session, moved.epoch) == (old[0].opens[0].session, 2)
             assert warming.session != moved.session
-            assert len(moved.delivered) > len(warming.delivered), "the old node was heard meanwhile"
+            context = len(warming.prompt)
+            assert warming.prompt == (moved.prompt + moved.delivered)[:context]
+            assert len(moved.prompt + moved.delivered) > context, "the old node was heard meanwhile"
             assert fleet.counters.faults == 0
             assert [state.sessions for state in fleet.health().nodes] == [0, 0]
             assert [record.reason for record in fleet.why("req-21")] == ["new", "node draining"]

@@ -374,6 +374,41 @@ def test_a_moved_session_goes_to_a_node_that_warms_up_rather_than_behind_busy_la
     assert newcomer.choice.node == "full", "who is new is kept from it"
 
 
+def test_a_moved_session_does_not_count_on_the_last_lanes_of_a_node_while_another_warms_up(
+    kit: Any,
+) -> None:
+    # by a report of a moment ago: newcomers are kept from the others, so all of them come here, and the lane is gone
+    lanes = 64
+    view = kit.view(kit.node("nearly full", lanes=lanes), kit.node("warming", lanes=lanes))
+    nearly = view.nodes["nearly full"]
+    fold_load(nearly, replace(nearly.load, lanes_busy=lanes - LIMITS.sessions_over_lanes), ())
+    view.nodes["warming"].allowance = 0.0
+    view.nodes["warming"].held.sessions = 1
+    moved = kit.request(prompt=60, is_move=True, cached={"nearly full": 60})
+    placed = place_one(view, moved)
+    assert isinstance(placed, Placed)
+    assert placed.choice.node == "warming"
+    # one lane more is enough, and so are the last ones where nothing else is
+    fold_load(nearly, replace(nearly.load, lanes_busy=lanes - LIMITS.sessions_over_lanes - 1), ())
+    again = place_one(view, moved)
+    view.nodes["warming"].is_up = False
+    alone = place_one(view, moved)
+    found = [each.choice.node for each in (again, alone) if isinstance(each, Placed)]
+    assert found == ["nearly full"] * 2
+
+
+def test_free_lanes_of_the_node_that_failed_are_no_reason_to_queue_beside_one_that_warms_up(
+    kit: Any,
+) -> None:
+    view = kit.view(kit.node("failed"), kit.node("full"), kit.node("warming"))
+    fold_load(view.nodes["full"], replace(view.nodes["full"].load, lanes_busy=8), ())
+    view.nodes["warming"].allowance = 0.0
+    view.nodes["warming"].held.sessions = 1
+    placed = place_one(view, kit.request(prompt=60, is_move=True, avoid=frozenset({"failed"})))
+    assert isinstance(placed, Placed)
+    assert placed.choice.node == "warming"
+
+
 @pytest.mark.parametrize("rate", [0.0, 700.0], ids=["nothing measured", "measured with few"])
 def test_short_contexts_move_together_whatever_a_node_made_of_single_ones(
     kit: Any, rate: float

@@ -341,3 +341,66 @@ def test_a_cancel_in_the_middle_of_thousands_leaves_no_trace() -> None:
     rig.run()
     assert rig.order() == [0, 299]
     assert rig.output(299) == oracle(spec(299, 5, 2), rig.shape)[0]
+
+
+# --- sessions that another node began -----------------------------------------------------------------
+
+
+def test_a_session_that_another_node_began_goes_before_the_newcomers_of_its_class() -> None:
+    rig = Rig(ONE_LANE)
+    rig.submit(spec(1, 10, 100))
+    rig.tick()
+    rig.submit(spec(2), spec(3, delivered=(1, 2)), spec(4, qos=CHAT), spec(5, delivered=(3,)))
+    rig.run()
+    # a better class is still first, and who gave way for it comes back before all; of two that moved the first one is first
+    assert list(dict.fromkeys(rig.order())) == [1, 4, 3, 5, 2]
+    rig.expect_oracle()
+
+
+def test_a_preempted_session_comes_back_before_one_that_another_node_began() -> None:
+    rig = Rig(ONE_LANE)
+    rig.submit(spec(1, 10, 30))
+    rig.tick()
+    rig.submit(spec(2, delivered=(1, 2)), spec(3, 10, 200, qos=CHAT))
+    rig.tick()
+    rig.give(Cancel(key(3)))
+    rig.tick()
+    assert 2 not in rig.order()
+    rig.run()
+    assert rig.order() == [1, 3, 2]
+    rig.expect_oracle()
+
+
+def test_newcomers_that_starve_take_turns_with_sessions_that_other_nodes_began() -> None:
+    rig = Rig(ONE_LANE)
+    rig.submit(spec(1, 10, 100))
+    rig.tick()
+    rig.submit(spec(2), spec(3))
+    rig.now_ns += PERIOD_MS * MS
+    rig.submit(*(spec(number, delivered=(1, 2)) for number in (4, 5, 6)))
+    rig.give(Cancel(key(1)))
+    rig.run()
+    assert rig.order() == [1, 4, 2, 5, 3, 6]
+
+
+def test_a_session_that_another_node_began_is_bound_by_its_tenants_cap() -> None:
+    rig = Rig(TWO_LANES, rules=Rules(tenant_lanes=1))
+    rig.submit(spec(1, 10, 50, tenant="a"), spec(2, 10, 50, tenant="c"))
+    rig.tick()
+    rig.submit(spec(3, tenant="b"), spec(4, delivered=(1, 2), tenant="a"))
+    rig.give(Cancel(key(2)))
+    rig.tick()
+    assert rig.running() == [1, 3]
+    rig.run()
+    assert rig.order() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("order", list(QueueOrder))
+def test_whatever_the_order_in_a_class_who_is_in_mid_sentence_is_first(order: QueueOrder) -> None:
+    rig = Rig(ONE_LANE, rules=Rules(queue_order=order))
+    rig.submit(spec(1, 10, 100, tenant="a"))
+    rig.tick()
+    rig.submit(spec(2, 5, tenant="b"), spec(3, 40, 9, delivered=(1, 2), tenant="a"))
+    rig.give(Cancel(key(1)))
+    rig.run()
+    assert rig.order() == [1, 3, 2]
