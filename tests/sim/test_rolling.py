@@ -15,7 +15,7 @@ import pytest
 from superfluid_core.engine.sim import SimOptions
 from superfluid_core.session import SamplingParams
 from superfluid_head.fleet.events import GenerationRequest
-from tests.sim import scenario
+from tests.sim import scenario, shape
 from tests.sim.head import Client, Manner, draw_ids
 from tests.sim.node import MODEL, SimNode
 from tests.sim.scenario import Run, staged
@@ -35,11 +35,11 @@ LATE_MS = 500
 
 def shaped(patch: pytest.MonkeyPatch, lanes: int) -> None:
     """Give every run four nodes of so many lanes that are as fast as those of the bench, on one head without ills."""
-    draw = scenario.draw_shape
+    draw = shape.draw_shape
 
     def draw_shape(*args: object, **given: object) -> object:
-        shape = draw(*args, **given)  # type: ignore[arg-type]
-        return replace(shape, nodes=NODES, heads=1, is_tight=False, is_coarse=False, is_calm=False)
+        drawn = draw(*args, **given)  # type: ignore[arg-type]
+        return replace(drawn, nodes=NODES, heads=1, is_tight=False, is_coarse=False, is_calm=False)
 
     options = SimOptions(
         window=1_024, lanes=lanes, blocks=64 * lanes, prefill_rate=20_000.0, decode_rate=25.0
