@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 SWEEP_S = 0.1
 PIECE_PAUSE_S = 0.002
+MOMENT_S = 0.0009
+"""Less than a millisecond, but long enough for a waiting thread to take the interpreter."""
 CONGESTED_BYTES = 16 * KIB
 WAITING_STATES = frozenset({"queued", "prefilling"})
 
@@ -151,7 +153,10 @@ class Service:
         return status_of(self._servings, stamp_ns, draining=self._agent.is_draining)
 
     async def tell_status(self) -> None:
-        """STATUS whenever the load changed and `status_ms` apart while sessions live, never more often than `status_ms_min`."""
+        """STATUS whenever the load changed and `status_ms` apart while sessions live, never more often than `status_ms_min`.
+
+        A change is told a moment later: made at once, STATUS would keep the engine's thread from the step that the change brought.
+        """
         while True:
             if self._agent.roster.live:
                 try:
@@ -161,6 +166,8 @@ class Service:
                     pass
             else:
                 await self._changed.wait()
+            if self._changed.is_set():
+                await asyncio.sleep(MOMENT_S)
             self._changed.clear()
             status = self.status()
             for head in list(self._agent.roster.heads.values()):

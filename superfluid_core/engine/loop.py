@@ -115,19 +115,9 @@ class EngineLoop:
             self._ahead.clear()
         if self._is_delivering:
             return
-        self._is_delivering = True
         try:
-            while True:
-                batch = tuple(self._pending)
-                self._pending.clear()
-                self._deliver(self._scheduler.receive(batch, self._clock.now_ns()))
-                if not self._pending:
-                    break
-        except BaseException as error:
-            self._failure = error
-            raise
+            self._hear()
         finally:
-            self._is_delivering = False
             self._wake.set()
 
     def embed(self, text: Embedding) -> bool:
@@ -153,6 +143,22 @@ class EngineLoop:
             await self._stop(thread)
 
     # --- on the event loop --------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        """Have the scheduler hear what is pending, and whatever is submitted on the way."""
+        self._is_delivering = True
+        try:
+            while True:
+                batch = tuple(self._pending)
+                self._pending.clear()
+                self._deliver(self._scheduler.receive(batch, self._clock.now_ns()))
+                if not self._pending:
+                    break
+        except BaseException as error:
+            self._failure = error
+            raise
+        finally:
+            self._is_delivering = False
 
     def _deliver(self, effects: list[Effect]) -> None:
         kept: list[Effect] = []
@@ -222,7 +228,10 @@ class EngineLoop:
         self._wake.clear()
 
     def _drain(self) -> None:
-        """Take what the engine thread posted. A failure here is kept for `run`: callbacks have no caller."""
+        """Take what the engine thread posted, and plan. A failure here is kept for `run`: callbacks have no caller.
+
+        `run` is woken for nothing else: with every step it would look for work that was handed on here.
+        """
         self._is_posted = False
         arrived: list[Input] = []
         while self._inbox:
@@ -236,14 +245,17 @@ class EngineLoop:
                 arrived.append(item)
         try:
             if arrived:
-                self.submit(*arrived)
+                self._pending.extend(arrived)
+                self._ahead.clear()
+                self._hear()
             if self._failure is None:
                 self._plan()
                 self._embed()
                 self._foresee()
         except Exception as error:  # noqa: BLE001 - kept, and raised by `run`
             self._failure = error
-        self._wake.set()
+        if self._failure is not None:
+            self._wake.set()
 
     def _note(self, item: StepDone | TickDone) -> None:
         if isinstance(item, TickDone):
