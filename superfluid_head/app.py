@@ -43,7 +43,6 @@ from superfluid_head.api.tokens import TokensEndpoint
 from superfluid_head.api.turns import Turns
 from superfluid_head.dashboard.pages import DashboardEndpoint
 from superfluid_head.workers.place import Place
-from superfluid_head.workers.siblings import Siblings
 
 EXPECTED = (ApiError, SuperfluidError, ClientGoneError, HTTPException)
 READ = ("GET", "HEAD")
@@ -143,8 +142,15 @@ def build_app(
     inner = Idempotency(
         Slots(Turns(Direct(app, known, EXPECTED, _on_error)), head.quotas), head.clock, head.limits
     )
-    answers = inner if worker is None else Siblings(inner, worker, head.limits)
+    answers = inner if worker is None else _for_all(inner, worker, head)
     return Gate(answers, rules, head.metrics, head.clock, head.tracer)
+
+
+def _for_all(inner: ASGIApp, worker: Place, head: Head) -> ASGIApp:
+    """Make a worker answer for all; what that takes, an HTTP client among it, a head alone never loads."""
+    from superfluid_head.workers.siblings import Siblings
+
+    return Siblings(inner, worker, head.limits)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:

@@ -36,10 +36,13 @@ def serve(model: tuple[str, ...], config_file: str | None, **flags: Any) -> None
     gc.disable()
     from superfluid_core.loops import new_loop
     from superfluid_head.server import run_head
-    from superfluid_head.workers.serve import become_worker
 
     place = None
     if config.workers > 1:
+        # With what only workers need, an HTTP client, loaded once: before they are forked.
+        import superfluid_head.workers.siblings  # noqa: F401
+        from superfluid_head.workers.serve import become_worker
+
         worker = become_worker(config, lambda told: build_config(settings, told), SystemClock())
         if worker is None:
             return

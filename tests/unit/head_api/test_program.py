@@ -232,10 +232,10 @@ def test_a_head_whose_own_node_refuses_its_settings_was_never_ready(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_head_needs_neither_torch_nor_numpy() -> None:
+def test_the_head_needs_neither_torch_nor_numpy_nor_an_http_client() -> None:
     code = (
         "import sys, superfluid_head.cli, superfluid_head.server;"
-        "print(sorted({'torch', 'numpy', 'huggingface_hub'} & set(sys.modules)))"
+        "print(sorted({'torch', 'numpy', 'huggingface_hub', 'httpx', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

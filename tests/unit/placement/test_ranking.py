@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 
 from superfluid_core.placement.policies import Choice, Policy, Refusal, choose, choose_among_all
 from superfluid_core.placement.reserve import Placed, Reservation, fold_load, place
-from superfluid_core.placement.view import FleetView, Load, NodeView, Offer, PlacementLimits
+from superfluid_core.placement.view import (
+    FleetView,
+    Held,
+    Load,
+    NodeView,
+    Offer,
+    OtherWork,
+    PlacementLimits,
+)
 from superfluid_core.session import QosClass
 
 LIMITS = PlacementLimits()
@@ -24,6 +32,18 @@ KINDS = (
 FLAGS = ("is_up", "is_suspect", "is_draining", "is_ready")
 
 
+def apart(value: Any) -> Any:
+    """A copy that shares only what is frozen: loads and offers, of which a fleet has most."""
+    if isinstance(value, str | int | float | Load | Offer):
+        return value
+    if isinstance(value, dict):
+        return {key: apart(each) for key, each in value.items()}
+    if isinstance(value, Held | OtherWork):
+        parts = {each.name: apart(getattr(value, each.name)) for each in fields(value)}
+        return type(value)(**parts)
+    return copy.deepcopy(value)
+
+
 def fresh(view: FleetView) -> FleetView:
     """The same fleet, of which nothing has been computed yet."""
     twin = FleetView()
@@ -31,7 +51,7 @@ def fresh(view: FleetView) -> FleetView:
         other = NodeView(node.name)
         for name in NodeView.__dataclass_fields__:
             if name != "watchers":
-                setattr(other, name, copy.deepcopy(getattr(node, name)))
+                setattr(other, name, apart(getattr(node, name)))
         twin.add(other)
     twin.turn, twin.choices, twin.chosen = view.turn, view.choices, list(view.chosen)
     return twin
