@@ -72,19 +72,29 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 class _Heap:
-    """Freezes again what a test thawed: with a million objects of modules to look through, a full collection takes half a second."""
+    """Freezes again what a test thawed: with a million objects of modules to look through, a full collection takes half a second.
 
-    was_thawed = False
+    It hears of a thaw instead of asking after each test: to count what is frozen walks through it all.
+    """
+
+    def __init__(self) -> None:
+        self._thaw = gc.unfreeze
+        self._is_thawed = self._has_garbage = False
+        gc.unfreeze = self._on_thaw
+
+    def _on_thaw(self) -> None:
+        self._thaw()
+        self._is_thawed = True
 
     def after(self, item: pytest.Item, following: pytest.Item | None) -> None:
-        if gc.get_freeze_count() == 0:
+        if self._is_thawed:
             gc.freeze()
-            self.was_thawed = True
-        if self.was_thawed and (following is None or following.path != item.path):
-            gc.unfreeze()
+            self._is_thawed, self._has_garbage = False, True
+        if self._has_garbage and (following is None or following.path != item.path):
+            self._thaw()
             gc.collect()
             gc.freeze()
-            self.was_thawed = False
+            self._has_garbage = False
 
 
 HEAP = _Heap()
