@@ -26,7 +26,6 @@ from superfluid_core.link.keys import load_keys
 from superfluid_core.link.pki import identity_in
 from superfluid_core.link.tls import Credentials, server_context
 from superfluid_core.logs import clean, setup_logging
-from superfluid_core.loops import new_loop
 from superfluid_core.options import EPILOG, Setting, add_flags
 from superfluid_core.wire.schema import Role
 from superfluid_noded.build import Model, check_engine, find_models
@@ -75,8 +74,7 @@ def command(config_file: str | None, check: bool, print_config: bool, **flags: A
         report(config, models, keys, _say)
         return
     check_engine(config, models[0])
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(_run(config, models, keys))
+    asyncio.run(_run(config, models, keys))
 
 
 def settle_caches(cache: Path | None) -> None:

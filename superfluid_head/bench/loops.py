@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from superfluid_core.collector import Collector
-from superfluid_core.loops import new_loop
+from superfluid_head.http_server import new_loop
 
 T = TypeVar("T")
 

@@ -34,7 +34,7 @@ def serve(model: tuple[str, ...], config_file: str | None, **flags: Any) -> None
     setup_logging(config.log_format, config.log_level, "superfluid")
     # Nothing that is made while starting is garbage: the collector sleeps until `run_head` is ready.
     gc.disable()
-    from superfluid_core.loops import new_loop
+    from superfluid_head.http_server import new_loop
     from superfluid_head.server import run_head
 
     place = None
